@@ -6,6 +6,8 @@ import base64
 import hashlib
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -142,3 +144,22 @@ def check(text: str) -> Page:
     assert "nan" not in re.sub(r"[a-z]nan|nan[a-z]", "", re.sub(r"base64,[^\"]*", "", page.text + text).lower())
     assert len(text.encode()) < MAX_PAGE_BYTES
     return page
+
+
+@contextmanager
+def open_in_browser(browser: Any, path: Path, width: int, scheme: str = "light") -> Iterator[Any]:
+    """Open a page: it fits the window, reports no error and asks for nothing."""
+    tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    tab.set_default_timeout(10_000)
+    messages: list[str] = []
+    asked: list[str] = []
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
+    tab.on("dialog", lambda dialog: messages.append("dialog"))
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto(path.as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    yield tab
+    assert messages == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    tab.close()

@@ -191,7 +191,7 @@ def test_health_classes_and_docs(client: TestClient, predictor: Model, photo: Pa
     assert page.text == client.get("/").text
     assert not re.findall(r'(?:src|href)="', page.text)
     assert "https://" not in page.text
-    assert "default-src &#x27;none&#x27;" in page.text
+    assert "default-src &#39;none&#39;" in page.text
     schema = client.get("/openapi.json").json()
     body = schema["paths"]["/predict"]["post"]["requestBody"]["content"]
     assert {"multipart/form-data", "image/*"} <= set(body)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from halflabel.comparison.conclusions import MEANING, group_gaps, verdict
@@ -18,34 +17,49 @@ from halflabel.comparison.result import Interval, Row, Trials
 from halflabel.errors import UserError
 from halflabel.report import svg
 from halflabel.report.layout import (
-    cell,
-    glossary,
+    GLOSSARY,
+    Cell,
+    Line,
+    Section,
+    Table,
     image_size,
+    limit,
     method_summary,
-    name_cell,
     name_list,
-    scroll_table,
-    section,
-    section_links,
-    settings_table,
-    truncation_note,
+    report_page,
+    settings,
 )
 from halflabel.report.svg import Series, figure
 from halflabel.runs.redact import shown_name, shown_options, without_folders
-from halflabel.system.format import counted, points, shorten, signed_interval, signed_points
-from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, percent
+from halflabel.system.format import (
+    counted,
+    group_digits,
+    percent,
+    points,
+    shorten,
+    signed_interval,
+    signed_points,
+)
+from halflabel.system.html import Html
 
 PANELS = 6  # sets of labels that are drawn
 CURVES = 6  # methods with a curve, one colour each
 CHART_ROWS = 24  # methods per chart
-_LINKS = {
-    "methods": "Methods",
-    "shares": "Labels",
-    "differences": "Differences",
-    "more": "More labels",
-    "missing": "Missing",
-    "judged": "Protocol",
-}
+_MOST_FAILURES = 40
+_COLUMNS = (
+    "Small numbers are 95 % intervals. Base: how a row is fitted; rows are ranked with those of the same base. A "
+    "percentage in a name is the share of labels that are known and correct; "
+    "known: the number known to training with the first seed, right or wrong. To the best: the mean difference of "
+    "mAP, paired by image and by seed; ≈ marks a row that is not significantly worse than the best, which does not "
+    "mean that it is as good. "
+    "Seeds: those that all rows of a table have finished, by which they are ranked; "
+    "+ further seeds, which are not used. A seed decides which labels are hidden, which images validate, and how "
+    "the head starts. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over classes and "
+    "of all entries, ± standard deviation over seeds. Seconds: training of one run, without the features. "
+    "Chosen: learning rate (a linear fit has none) and options that were best on validation with seed 0, of the "
+    "number tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores "
+    "(linear) or on validation images, and the labels it used."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +70,17 @@ class ComparisonFacts:
     config: dict[str, Any]
     trials: Trials
     oracle: Row | None  # no label is hidden from it; not among the rows
+
+    @property
+    def ranks_methods(self) -> bool:
+        """Whether methods are compared, not sets of labels."""
+        return self.trials.kind == "comparison"
+
+    def panel_title(self, rows: Sequence[Row]) -> str:
+        return f"{'Labels' if self.ranks_methods else 'Method'}: {shorten(self.trials.names(rows[0])[0], 60)}"
+
+    def names(self, rows: Sequence[Row]) -> list[str]:
+        return [self.trials.names(row)[1] for row in rows]
 
 
 def read_comparison(folder: Path) -> ComparisonFacts:
@@ -92,31 +117,32 @@ def _without_folders(value: Any, name: str = "") -> Any:
 def build_comparison(folder: Path) -> str:
     """Return the page of a comparison or study as HTML text. It holds no folder names of this machine."""
     facts = read_comparison(folder)
-    parts = (_methods, _shares, _differences, _more_labels, _missing, _protocol)
-    shown = [part for build in parts if (part := build(facts)) is not None]
-    title = f"{shorten(facts.folder.resolve().name, 60)} · {facts.trials.kind}"
-    best = _best_panel(facts)
-    advice = el("code", f"halflabel train LABELS PHOTOS --method {best[0].method.partition(':')[0]}")
-    found = _found(best) if facts.trials.kind == "comparison" else facts.trials.conclusions[:1]
-    words = el(
-        "div",
-        el("h1", title),
-        *(el("p", sentence, class_="found") for sentence in found),
-        el("p", "To train with it: ", advice, ".") if facts.trials.kind == "comparison" else None,
-        *(el("p", sentence) for sentence in facts.trials.conclusions if sentence not in found),
-        el("p", _subtitle(facts), class_="muted"),
+    trials, version = facts.trials, facts.config.get("halflabel", "?")
+    best = max(trials.panels, key=lambda rows: rows[0].mAP)  # the panel that reaches the highest mAP
+    command = f"halflabel train LABELS PHOTOS --method {best[0].method.partition(':')[0]}"
+    found = (_found(best),) if facts.ranks_methods else trials.conclusions[:1]
+    return report_page(
+        f"{shorten(facts.folder.resolve().name, 60)} · {trials.kind}",
+        [
+            _methods(facts, best),
+            _shares(facts),
+            _differences(facts),
+            _more_labels(facts),
+            _missing(facts),
+            _protocol(facts),
+        ],
+        found=found,
+        advice=("To train with it:", command) if facts.ranks_methods else (),
+        more=[sentence for sentence in trials.conclusions if sentence not in found],
+        about=[_subtitle(facts)],
+        chart=_mAP_chart(facts, best),
+        words={word: GLOSSARY[word] for word in ("entry", "AP", "mAP", "95 % interval", "epoch")},
+        settings=settings(facts.config, {"halflabel": version}),
+        made_by=f"trained by version {version}",
     )
-    header = el("header", words, _mAP_chart(facts, best), class_="beside")
-    footer = _footer(facts.config, ("entry", "AP", "mAP", "95 % interval", "epoch"))
-    return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
 
 
-def _best_panel(facts: ComparisonFacts) -> list[Row]:
-    """Return the rows among which the highest mAP was reached."""
-    return max(facts.trials.panels, key=lambda rows: rows[0].mAP)
-
-
-def _found(rows: Sequence[Row]) -> tuple[str]:
+def _found(rows: Sequence[Row]) -> str:
     """Return what a comparison found in a plain sentence, by its best rows."""
     best, second = rows[0], next((row for row in rows[1:] if not math.isnan(row.behind)), None)
     text = f"{shorten(best.method, 60)} has the highest mAP, {points(best.mAP)}"
@@ -127,93 +153,82 @@ def _found(rows: Sequence[Row]) -> tuple[str]:
         else:
             sure = f": {lead} points more than {other}, hardly by chance"
             text += sure if second.behind_high < 0 else f". The lead over {other} may be chance"
-    return (f"{text}.",)
+    return f"{text}."
 
 
 def _subtitle(facts: ComparisonFacts) -> str:
-    rows = facts.trials.rows
+    """Return what was compared, and what all runs have in common."""
+    rows, config = facts.trials.rows, facts.config
+    tuned = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
+    epochs = f"{config.get('epochs', '?')} epochs"
+    if config.get("fit") in ("auto", "linear") and config.get("tune") == "head":
+        epochs = f"L-BFGS, or {epochs} for methods that need batches"
     return (
         f"{counted(len({row.method for row in rows}), 'method')}, "
         f"{counted(len({row.labels for row in rows}), 'set of labels', 'sets of labels')}, up to "
-        f"{counted(max(row.seeds for row in rows), 'seed')}; {_training_summary(facts.config)}"
+        f"{counted(max(row.seeds for row in rows), 'seed')}; {config.get('backbone', '?')}, {image_size(config)}, "
+        f"{tuned}; {epochs}"
     )
 
 
-def _protocol(facts: ComparisonFacts) -> Html:
+def _protocol(facts: ComparisonFacts) -> Section:
     """Return the protocol: how epochs and settings were chosen, and why these methods were compared."""
-    reasons = [el("li", el("b", shorten(name, 60)), f": {text}") for name, text in facts.trials.chosen_by.items()]
-    return section(
-        "judged",
-        "How it was measured",
-        el(
-            "details",
-            el("summary", "The whole protocol"),
-            el("ul", *(el("li", sentence) for sentence in facts.trials.protocol), class_="notes"),
-            join([el("h3", "Why these methods"), el("ul", *reasons, class_="notes")]) if reasons else None,
-        ),
+    lists = [("", [("", sentence) for sentence in facts.trials.protocol])]
+    if facts.trials.chosen_by:
+        lists.append(("Why these methods", list(facts.trials.chosen_by.items())))
+    return Section(
+        *("judged", "Protocol", "How it was measured"),
         on="Strengths, epochs and settings were chosen on labels left known of images that are not for the test.",
+        fold="The whole protocol",
+        lists=lists,
     )
 
 
-def _methods(facts: ComparisonFacts) -> Html:
+def _methods(facts: ComparisonFacts, first: Sequence[Row]) -> Section:
     """Return the table of each set of labels, with charts of mAP and of the differences to the best method."""
-    tables: list[object] = []
-    panels = facts.trials.panels
-    for rows in panels:
-        known = f"({percent(rows[0].known, 1)} of entries known)" if math.isfinite(rows[0].known) else ""
-        note = el("span", known, class_="muted") if facts.trials.kind == "comparison" else None
-        tables += [el("h3", f"{_panel_title(facts, rows)} ", note), _method_table(facts, rows)]
-    charts = [chart for rows in panels[:PANELS] for chart in _method_charts(facts, rows)]
-    notes = (
-        "Small numbers are 95 % intervals. Base: how a row is fitted; rows are ranked with those of the same base. A "
-        "percentage in a name is the share of labels that are known and correct; "
-        "known: the number known to training with the first seed, right or wrong. To the best: the mean difference of "
-        "mAP, paired by image and by seed; ≈ marks a row that is not significantly worse than the best, which does not "
-        "mean that it is as good. "
-        "Seeds: those that all rows of a table have finished, by which they are ranked; "
-        "+ further seeds, which are not used. A seed decides which labels are hidden, which images validate, and how "
-        "the head starts. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over classes and "
-        "of all entries, ± standard deviation over seeds. Seconds: training of one run, without the features. "
-        "Chosen: learning rate (a linear fit has none) and options that were best on validation with seed 0, of the "
-        "number tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores "
-        "(linear) or on validation images, and the labels it used."
-    )
-    fold = el("summary", "The table, what its columns mean, and what each method does")
-    return section(
-        "methods",
-        "The methods" if facts.trials.kind == "comparison" else "The sets of labels",
-        el("details", fold, *tables, el("p", notes, class_="muted"), _method_summaries(facts)),
-        truncation_note(PANELS, len(panels), "are drawn; the tables hold all", thing="sets of labels"),
-        truncation_note(
-            CHART_ROWS, max(map(len, facts.trials.panels)), "are drawn; the tables hold all", thing="methods"
-        ),
-        el("div", *charts, class_="grid two"),
+    panels, rows = facts.trials.panels, facts.trials.rows
+    charts = []
+    for panel in panels[:PANELS]:
+        charts += [] if panel == first else [_mAP_chart(facts, panel)]  # the page begins with it
+        charts += _difference_chart(facts, panel)
+    names = list(dict.fromkeys(row.method for row in rows))[:CHART_ROWS]
+    summaries = [(name, method_summary(name.partition(":")[0])) for name in names]
+    summaries += [(name, text) for name, text in MEANING.items() if any(row.strategy == name for row in rows)]
+    rest = "are drawn; the tables hold all"
+    return Section(
+        *("methods", "Methods", "The methods" if facts.ranks_methods else "The sets of labels"),
         on="All on the same test images, mean over seeds, 95 % intervals from images and seeds together.",
+        limits=[
+            *limit(PANELS, len(panels), rest, "sets of labels"),
+            *limit(CHART_ROWS, max(map(len, panels)), rest, "methods"),
+        ],
+        panels=charts,
+        fold="The table, what its columns mean, and what each method does",
+        tables=[_method_table(facts, panel) for panel in panels],
+        note=_COLUMNS,
+        lists=[("", [(name, text) for name, text in summaries if text])],
     )
 
 
-def _panel_title(facts: ComparisonFacts, rows: Sequence[Row]) -> str:
-    kind = "Labels" if facts.trials.kind == "comparison" else "Method"
-    return f"{kind}: {shorten(facts.trials.names(rows[0])[0], 60)}"
-
-
-def _method_table(facts: ComparisonFacts, rows: Sequence[Row]) -> Html:
+def _method_table(facts: ComparisonFacts, rows: Sequence[Row]) -> Table:
     """Return the table of a panel; the method from which no label is hidden is last."""
-    first = "method" if facts.trials.kind == "comparison" else "labels"
-    titles = [first, *(shown.title for shown in rows[0].cells())]
-    lines = []
-    for row in (*rows, *([facts.oracle] if facts.oracle is not None else [])):
-        reference = el("small", f" {row.reference}", class_="muted") if row.reference else None
-        cells = [_cell_with_note(each.value, each.text, shorten(each.note, 40)) for each in row.cells()]
-        lines.append(el("tr", name_cell(facts.trials.names(row)[1], 40, reference), *cells))
-    return scroll_table(titles, lines, _panel_title(facts, rows), sortable=True)
+    known = ""
+    if facts.ranks_methods and math.isfinite(rows[0].known):
+        known = f"({percent(rows[0].known, 1)} of entries known)"
+    lines = [
+        Line(facts.trials.names(row)[1], [Cell(*each[1:]) for each in row.cells()], row.reference)
+        for row in (*rows, *([facts.oracle] if facts.oracle is not None else []))
+    ]
+    titles = ["method" if facts.ranks_methods else "labels", *(shown.title for shown in rows[0].cells())]
+    title = facts.panel_title(rows)
+    return Table(title, titles, lines, heading=title, note=known)
 
 
 def _mAP_chart(facts: ComparisonFacts, rows: Sequence[Row]) -> Html:
     """Draw mAP of the rows of a panel."""
-    shown, title = rows[:CHART_ROWS], _panel_title(facts, rows)
+    shown, title = rows[:CHART_ROWS], facts.panel_title(rows)
     best = next((row for row in shown if row.is_best), shown[0])
-    names = [facts.trials.names(row)[1] for row in shown]
+    names = facts.names(shown)
     value, low, high = (np.array([getattr(row, key) for row in shown]) for key in ("mAP", "mAP_low", "mAP_high"))
     alt = f"Test mAP, {title}: {name_list(names)}, from {points(value[0])} to {points(value[-1])}"
     per_seed = [np.array(row.per_seed) for row in shown]
@@ -222,62 +237,62 @@ def _mAP_chart(facts: ComparisonFacts, rows: Sequence[Row]) -> Html:
     return figure(chart, f"mAP, {shorten(title, 40)}", note)
 
 
-def _method_charts(facts: ComparisonFacts, rows: Sequence[Row]) -> list[Html]:
-    """Draw the paired differences of the rows of a panel to the best; and mAP, unless the page begins with it."""
-    shown, title = rows[:CHART_ROWS], _panel_title(facts, rows)
+def _difference_chart(facts: ComparisonFacts, rows: Sequence[Row]) -> list[Html]:
+    """Draw the paired differences of the rows of a panel to the best, if there are any."""
+    shown, title = rows[:CHART_ROWS], facts.panel_title(rows)
     best = next((row for row in shown if row.is_best), shown[0])
-    figures = [] if rows == _best_panel(facts) else [_mAP_chart(facts, rows)]
     compared = [row for row in shown if not row.is_best and math.isfinite(row.behind)]
-    if compared:
-        keys = ("behind", "behind_low", "behind_high")
-        names, best_name = [facts.trials.names(row)[1] for row in compared], facts.trials.names(best)[1]
-        alt = f"Paired differences to {best_name}, {title}: {name_list(names)}"
-        differences = (np.array([getattr(row, key) for row in compared]) for key in keys)
-        chart = svg.interval_chart(names, *differences, alt=alt, reference=0.0, differences=True)
-        note = "paired by image and seed; an interval that reaches the line is not significantly worse than the best"
-        title = f"Difference to {shorten(best_name, 24)}, {shorten(title, 30)}"
-        figures.append(figure(chart, title, note))
-    return figures
+    if not compared:
+        return []
+    names, best_name = facts.names(compared), facts.trials.names(best)[1]
+    alt = f"Paired differences to {best_name}, {title}: {name_list(names)}"
+    keys = ("behind", "behind_low", "behind_high")
+    differences = (np.array([getattr(row, key) for row in compared]) for key in keys)
+    chart = svg.interval_chart(names, *differences, alt=alt, reference=0.0, differences=True)
+    note = "paired by image and seed; an interval that reaches the line is not significantly worse than the best"
+    return [figure(chart, f"Difference to {shorten(best_name, 24)}, {shorten(title, 30)}", note)]
 
 
-def _method_summaries(facts: ComparisonFacts) -> Html | None:
-    """Say what each method and each way to spend labels is, in a sentence."""
-    rows = facts.trials.rows
-    names = list(dict.fromkeys(row.method for row in rows))[:CHART_ROWS]
-    summaries = [(name, method_summary(name.partition(":")[0])) for name in names]
-    summaries += [(name, text) for name, text in MEANING.items() if any(row.strategy == name for row in rows)]
-    lines = [el("div", el("dt", shorten(name, 40)), el("dd", summary)) for name, summary in summaries if summary]
-    return el("dl", *lines, class_="words") if lines else None
-
-
-def _missing(facts: ComparisonFacts) -> Html | None:
-    """List failed runs, and say how many were left out because the budget ended."""
+def _missing(facts: ComparisonFacts) -> Section | None:
+    """List failed runs, and say how many were left out because the budget ended; None where nothing is missing."""
+    failures, left_out = facts.trials.failures, facts.trials.left_out
+    if not failures and not left_out:
+        return None
     failed = []
-    for failure in facts.trials.failures:
-        what, reason = failure.method if failure.what == "all" else failure.what, shorten(failure.reason, 400)
-        failed.append(el("li", el("b", shorten(what, 100)), f" (labels {shorten(failure.labels, 60)}): {reason}"))
-    return _missing_runs(failed, facts.trials.left_out)
+    for failure in failures[:_MOST_FAILURES]:
+        what = failure.method if failure.what == "all" else failure.what
+        failed.append((f"{shorten(what, 60)} (labels {shorten(failure.labels, 30)})", shorten(failure.reason, 400)))
+    text = f"The budget ended before {group_digits(left_out)} runs. Run the same command again to do them."
+    return Section(
+        *("missing", "Missing", "What is missing"),
+        text=[text] if left_out else (),
+        limits=limit(_MOST_FAILURES, len(failures), "are listed", "failures"),
+        lists=[("Failed", failed)] if failed else (),
+    )
 
 
-def _shares(facts: ComparisonFacts) -> Html | None:
+def _shares(facts: ComparisonFacts) -> Section | None:
     """Draw mAP against the share of clean labels, and the law of a learning curve; None for a single share."""
     rows, growth = [row for row in facts.trials.rows if math.isfinite(row.share)], facts.trials.growth
+    if len({row.share for row in rows}) < 2:
+        return None
     curves: dict[str, list[Row]] = {}
     strategies = dict.fromkeys(row.strategy for row in rows if row.strategy)
     for row in rows:
         for strategy in [row.strategy] if row.strategy else strategies:  # all labels end each curve
             name = row.method if len(strategies) < 2 else f"{row.method}, {strategy}"
-            curves.setdefault(name if facts.trials.kind == "comparison" else strategy, []).append(row)
-    if len({row.share for row in rows}) < 2:
-        return None
+            curves.setdefault(name if facts.ranks_methods else strategy, []).append(row)
     # Those with the most shares first, then by mean mAP: means over different shares cannot be compared.
     ranked = sorted(curves, key=lambda name: (-len(curves[name]), -float(np.mean([row.mAP for row in curves[name]]))))
     below = _below_chart([row for name in ranked[:CURVES] for row in curves[name]])
-    lines = {}
+    series: list[Series] = []
     for name in ranked[:CURVES]:
         line = sorted((row for row in curves[name] if row not in below), key=lambda row: row.share)
         if line:
-            lines[name] = np.array([(round(100 * row.share, 2), row.mAP, row.mAP_low, row.mAP_high) for row in line])
+            numbers = [(round(100 * row.share, 2), row.mAP, row.mAP_low, row.mAP_high) for row in line]
+            x, y, *ends = np.array(numbers).T
+            filled = (np.where(np.isnan(end), y, end) for end in ends)
+            series.append(Series(shorten(name, 30), x, y, 1 + len(series) % 6, *filled))
     options: dict[str, Any] = {}
     note = "".join(f"; below the chart: {facts.trials.names(row)[1]}: {points(row.mAP)}" for row in below)
     if growth is not None and growth.curve:
@@ -285,18 +300,19 @@ def _shares(facts: ComparisonFacts) -> Html | None:
         ticks = sorted({round(100 * row.share, 2) for row in rows} | {200.0})
         options = {"fit": [100 * fit[0], *fit[1:]], "ticks": ticks, "mark": (100.0, "all labels")}
         note += "; dashed: the fitted power law, shaded: its 95 % interval"
-    return section(
-        "shares",
-        "How many labels it takes",
-        truncation_note(
-            len(lines), len(ranked), "are drawn: those on most shares, and the best of these", thing="curves"
-        ),
-        el(
-            "div",
-            _share_chart(lines, note, **options),
-            class_="grid",
-        ),
+    alt = "Test mAP by share of labels: " + "; ".join(
+        f"{line.name} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
+        for line in series
+    )
+    labels = ("% of labels that are known and correct", "test mAP")
+    chart = svg.interval_lines(series, alt=alt, labels=labels, **options)
+    legend = [(f"f{line.shade}", line.name) for line in series]
+    caption = f"with 95 % intervals; the share is logarithmic{note}"
+    return Section(
+        *("shares", "Labels", "How many labels it takes"),
         on="Test mAP; labels were hidden or corrupted in training and validation only.",
+        limits=limit(len(series), len(ranked), "are drawn: those on most shares, and the best of these", "curves"),
+        panels=[figure(chart, "mAP by share of labels", caption, legend)],
     )
 
 
@@ -308,7 +324,7 @@ def _below_chart(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.strategy == "noisy" and row.mAP < floor]
 
 
-def _differences(facts: ComparisonFacts) -> Html | None:
+def _differences(facts: ComparisonFacts) -> Section | None:
     """Draw the paired differences between the sets of labels of a study."""
     groups = group_gaps(facts.trials.gaps)
     if not groups:
@@ -320,102 +336,44 @@ def _differences(facts: ComparisonFacts) -> Html | None:
         alt = ", ".join(f"{signed_points(gap.difference)} at {name}" for name, gap in zip(names, group, strict=True))
         chart = svg.interval_chart(names, value, low, high, alt=f"{title}: {alt}", reference=0.0, differences=True)
         charts.append(figure(chart, title))
-    notes = (
-        "Right of the line the first is better. Where the interval reaches it, the difference is not significant, "
-        f"which does not mean that both are equally good. {counted(len(facts.trials.gaps), 'difference')} tested: of "
-        "twenty that do not exist, about one would seem significant."
-    )
-    return section(
-        "differences",
-        "The differences",
-        el("p", notes, class_="muted"),
-        el("div", *charts, class_="grid"),
+    return Section(
+        *("differences", "Differences", "The differences"),
         on="Points of mAP, paired by image and by seed, 95 % intervals; percentages are shares of clean labels.",
+        text=[
+            "Right of the line the first is better. Where the interval reaches it, the difference is not significant, "
+            f"which does not mean that both are equally good. {counted(len(facts.trials.gaps), 'difference')} tested: "
+            "of twenty that do not exist, about one would seem significant."
+        ],
+        panels=charts,
     )
 
 
-def _more_labels(facts: ComparisonFacts) -> Html | None:
+def _more_labels(facts: ComparisonFacts) -> Section | None:
     """Show what more labels are expected to give."""
     growth, now = facts.trials.growth, next((row.known_labels for row in facts.trials.rows if not row.strategy), 0)
     if growth is None or not now or not growth.ahead:
         return None
-    rows = []
+    lines = []
     for times, *gain in growth.ahead:
         expected, more = Interval(*gain), round((times - 1) * now)
-        interval = signed_interval(expected.low, expected.high)
         per_1000 = 1000 * expected.mean / more if more else math.nan
-        rows.append(
-            el(
-                "tr",
-                name_cell(f"{100 * (times - 1):.3g} % more"),
-                cell(more, count(more)),
-                _cell_with_note(expected.mean, signed_points(expected.mean), interval),
-                cell(per_1000, signed_points(per_1000)),
-                el("td", {"yes": "yes", "no": "no", "open": "≈"}[verdict(expected, growth.worth)]),
-            )
-        )
+        interval = signed_interval(expected.low, expected.high)
+        verdicts = {"yes": "yes", "no": "no", "open": "≈"}
+        cells = [
+            Cell(more, group_digits(more)),
+            Cell(expected.mean, signed_points(expected.mean), interval),
+            Cell(per_1000, signed_points(per_1000)),
+            Cell(math.nan, verdicts[verdict(expected, growth.worth)]),
+        ]
+        lines.append(Line(f"{100 * (times - 1):.3g} % more", cells))
     titles = ["labels", "number", "expected gain", "per 1000 labels", "worth it?"]
-    notes = (
-        f"Training knows {count(now)} labels now; twice as many are {count(now)} more, of similar images labelled in "
-        f"the same way. Worth it: {growth.worth:g} point{'s' * (growth.worth != 1)} of mAP or more, as set with "
-        "--worth; ≈ where the interval includes that number, so that it is uncertain."
-    )
-    return section(
-        "more",
-        "What more labels give",
-        el("p", notes),
-        scroll_table(titles, rows, "Expected gain of more labels"),
+    return Section(
+        *("more", "More labels", "What more labels give"),
         on="Counted in labels: one class in one image, labelled present or absent.",
+        text=[
+            f"Training knows {group_digits(now)} labels now; twice as many are {group_digits(now)} more, of similar "
+            f"images labelled in the same way. Worth it: {growth.worth:g} point{'s' * (growth.worth != 1)} of mAP or "
+            "more, as set with --worth; ≈ where the interval includes that number, so that it is uncertain."
+        ],
+        tables=[Table("Expected gain of more labels", titles, lines)],
     )
-
-
-def _cell_with_note(value: float, shown: str, note: str) -> Html:
-    """Return a table cell with small text below the number, such as its interval."""
-    return cell(value, join([shown, el("br"), el("span", note, class_="muted")]) if note else shown)
-
-
-def _share_chart(lines: Mapping[str, NDArray[Any]], note: str, **options: Any) -> Html:
-    """Draw test mAP by the share of labels; each line has rows (percent, mAP, low, high); options: `interval_lines`."""
-    series = []
-    for number, (name, line) in enumerate(lines.items()):
-        x, y, *ends = line.T
-        series.append(
-            Series(shorten(name, 30), x, y, 1 + number % 6, *(np.where(np.isnan(end), y, end) for end in ends))
-        )
-    alt = "Test mAP by share of labels: " + "; ".join(
-        f"{line.name} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
-        for line in series
-    )
-    chart = svg.interval_lines(
-        series, alt=alt, labels=("% of labels that are known and correct", "test mAP"), **options
-    )
-    legend = [(f"f{line.shade}", line.name) for line in series]
-    return figure(chart, "mAP by share of labels", f"with 95 % intervals; the share is logarithmic{note}", legend)
-
-
-def _missing_runs(failed: Sequence[Html], left_out: int, most: int = 40) -> Html | None:
-    """List failed runs, and runs left out because the budget ended; None where nothing is missing."""
-    parts: list[object] = []
-    if failed:
-        parts += [el("h3", "Failed"), el("ul", *failed[:most], class_="notes")]
-        parts += [truncation_note(most, len(failed), "are listed", thing="failures")]
-    if left_out:
-        text = f"The budget ended before {count(left_out)} runs. Run the same command again to do them."
-        parts += [el("h3", "Left out"), el("p", text)]
-    return section("missing", "What is missing", *parts) if parts else None
-
-
-def _training_summary(config: Mapping[str, Any]) -> str:
-    """Return what all runs of a comparison or a study have in common, in words."""
-    tuned = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
-    epochs = f"{config.get('epochs', '?')} epochs"
-    if config.get("fit") in ("auto", "linear") and config.get("tune") == "head":
-        epochs = f"L-BFGS, or {epochs} for methods that need batches"
-    return f"{config.get('backbone', '?')}, {image_size(config)}, {tuned}; {epochs}"
-
-
-def _footer(config: dict[str, Any], words: Sequence[str]) -> Html:
-    """Return the footer of a comparison's or a study's page: glossary, settings, version and page size."""
-    version = config.get("halflabel", "?")
-    line = el("p", f"Made by halflabel; trained by version {version}. This file: ", PAGE_SIZE, ".")
-    return el("footer", glossary(words), settings_table(config, {"halflabel": version}), line)

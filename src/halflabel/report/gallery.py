@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +24,12 @@ from halflabel.images.sources import Images, Subset, open_images
 from halflabel.labels.table import are_nearly_all_positive
 from halflabel.questions.choose import choose_questions, rank_among_equal
 from halflabel.questions.next import present_limits
-from halflabel.report.layout import section, truncation_note
+from halflabel.report.layout import Section, limit
 from halflabel.report.run_facts import RunFacts
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
-from halflabel.system.format import probability, shorten
-from halflabel.system.html import Html, count, el
+from halflabel.system.format import group_digits, probability
+from halflabel.system.html import render
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
 
@@ -45,10 +44,15 @@ _QUESTIONS_TEXT = (
     "Unknown labels whose answers would teach most, at most one per photo. halflabel next chooses more of them, and "
     "random ones that show how often the model is right.",
 )
+_MISSING_TEXT = (
+    "Likely missing",
+    "Unknown, yet scored at or above the threshold of the class; highest score first. If the class is in the photo, "
+    "its label is missing.",
+)
 MAP_SIDE = 40  # pixels of the class map over a photo; the browser scales it up smoothly
 _SAMPLE = 0x72657074  # random stream: sample of the training images to score
 _STATE_TEXT = {1: "labelled present", -1: "labelled absent", 0: "unknown"}
-_STATE_CLASS = {1: "present", -1: "absent"}
+_STATE_CLASS = {1: "present", -1: "absent", 0: ""}
 
 
 class GalleryEntry(NamedTuple):
@@ -127,7 +131,7 @@ def score_images(
 
 def galleries(
     facts: RunFacts, run: RunFolder, folder: Path, *, scan: int, maps: bool, reporter: Reporter
-) -> Html | None:
+) -> Section | None:
     """Return galleries with photos of a folder; at most `scan` training images are scored for them.
 
     `maps` draws where the model sees the class, which takes a pass through the network per photo. Where precision can
@@ -137,41 +141,50 @@ def galleries(
     source = open_images(facts.table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
     scored = score_images(facts, predictor, source, scan, reporter)
     thresholds = predictor.thresholds.numpy()
-    kinds = (
-        (
-            "missing",
-            "Likely missing",
-            "Unknown, yet scored at or above the threshold of the class; highest score first. If the class is in the "
-            "photo, its label is missing.",
-            rank_missing(scored.scores, scored.labels, thresholds),
-        ),
-        (
-            "wrong",
-            *_wrong_text(scored.labels),
-            rank_contradicted(scored.scores, scored.labels, thresholds),
-        ),
-    )
-    chosen = [choose_entries(rank, TILES if name == "missing" else WRONG_TILES) for name, *_, rank in kinds]
+    missing = rank_missing(scored.scores, scored.labels, thresholds)
+    wrong = rank_contradicted(scored.scores, scored.labels, thresholds)
     questions = _question_entries(facts, scored)
-    drawn = [entry for entries in (questions, *chosen) for entry in entries]
-    maker = _TileMaker(facts, predictor, source, scored, drawn, maps, reporter)
-    shown = [maker.gallery("questions", *_QUESTIONS_TEXT, questions, len(questions))] if questions else []
-    shown += [
-        maker.gallery(name, title, caption, entries, int((rank > -np.inf).sum()))
-        for (name, title, caption, rank), entries in zip(kinds, chosen, strict=True)
-        if entries
+    chosen = [
+        ("questions", *_QUESTIONS_TEXT, questions, len(questions)),
+        ("missing", *_MISSING_TEXT, choose_entries(missing, TILES), int((missing > -np.inf).sum())),
+        ("wrong", *_wrong_text(scored.labels), choose_entries(wrong, WRONG_TILES), int((wrong > -np.inf).sum())),
     ]
+    columns: dict[int, list[int]] = {}
+    for *_, entries, _ in chosen:
+        for entry in entries:
+            columns.setdefault(entry.row, []).append(entry.column)
+    most = min(PHOTO_BYTES, PHOTO_BUDGET * 3 // 4 // max(len(columns), 1))  # base64 adds a third
+    photos: dict[int, _Photo] = {}
+    for done, (row, of_photo) in enumerate(columns.items(), start=1):
+        number = int(scored.images[row])
+        photo = _read_photo(
+            source.paths[number], facts.table.images[number], of_photo, most, predictor if maps else None
+        )
+        if photo is not None:
+            photos[row] = photo
+        reporter.progress(done, len(columns))
+    drawn: set[int] = set()
+    shown = []
+    for name, title, caption, entries, total in chosen:
+        tiles = [_tile(facts, scored, entry, photos[entry.row], drawn) for entry in entries if entry.row in photos]
+        limits = limit(len(entries), total, "are in this file; halflabel review shows all", "labels")
+        if entries:
+            shown.append(
+                {"name": name, "title": title, "caption": caption, "total": total, "limits": limits, "tiles": tiles}
+            )
     if not shown:
         return None
     trained_on = len(scored.images) - scored.held_out
     on = (
-        f"Chosen by score from {count(scored.held_out)} held-out images, with the scores of the run, and "
-        f"{count(trained_on)} of {count(len(facts.training))} training images, scored for this page. A model has seen "
-        "the labels of its training images and rarely contradicts them: each photo is marked as one or the other."
+        f"Chosen by score from {group_digits(scored.held_out)} held-out images, with the scores of the run, and "
+        f"{group_digits(trained_on)} of {group_digits(len(facts.training))} training images, scored for this page. A "
+        "model has seen the labels of its training images and rarely contradicts them: each photo is marked as one or "
+        "the other."
         if not facts.is_out_of_fold
-        else f"Chosen by score from {count(scored.held_out)} images, each scored by a model without its labels."
+        else f"Chosen by score from {group_digits(scored.held_out)} images, each scored by a model without its labels."
     )
-    return section("photos", "Labels to check", *shown, on=on)
+    body = render("report/galleries.html.j2", galleries=shown)
+    return Section(*("photos", "Photos", "Labels to check", on), body=body)
 
 
 def _wrong_text(labels: NDArray[Any]) -> tuple[str, str]:
@@ -208,99 +221,50 @@ class _Photo(NamedTuple):
     maps: dict[int, str]
 
 
-@dataclass(eq=False)
-class _TileMaker:
-    """Makes the tiles of the galleries; the page holds each photo once, however many tiles show it."""
+def _read_photo(
+    path: str | Path, name: str, columns: Sequence[int], most: int, predictor: Model | None
+) -> _Photo | None:
+    """Read a photo, shrink it to `most` bytes and compute its class maps; None where it cannot be read."""
+    try:
+        image = read_image(path)
+    except BadImage:
+        return None
+    height, width = int(image.shape[1]), int(image.shape[2])
+    scale = min(1.0, PHOTO_SIDES[most < PHOTO_BYTES] / max(height, width))
+    width, height = max(1, round(width * scale)), max(1, round(height * scale))
+    maps = {} if predictor is None else _class_maps(predictor, image, columns)
+    return _Photo(name, _jpeg(image, width, height, most), width, height, maps)
 
-    facts: RunFacts
-    predictor: Model
-    source: Images
-    scored: GalleryScores
-    entries: Sequence[GalleryEntry]
-    with_maps: bool
-    reporter: Reporter
 
-    def __post_init__(self) -> None:
-        columns: dict[int, list[int]] = {}
-        for entry in self.entries:
-            columns.setdefault(entry.row, []).append(entry.column)
-        self.photo_bytes = min(PHOTO_BYTES, PHOTO_BUDGET * 3 // 4 // max(len(columns), 1))  # base64 adds a third
-        self.photos: dict[int, _Photo] = {}
-        self.drawn: set[int] = set()
-        for done, row in enumerate(columns, start=1):
-            photo = self._photo(row, columns[row])
-            if photo is not None:
-                self.photos[row] = photo
-            self.reporter.progress(done, len(columns))
+def _class_maps(predictor: Model, image: torch.Tensor, columns: Sequence[int]) -> dict[int, str]:
+    """Return class maps as data URLs of small transparent images; empty where the head has none."""
+    try:
+        heat = photo_heat_maps(predictor.network, predictor.views["plain"], image, columns, MAP_SIDE)
+    except UserError:
+        return {}
+    return {column: _data_url("png", heat_png(hot)) for column, hot in zip(columns, heat, strict=True)}
 
-    def gallery(self, name: str, title: str, caption: str, entries: Sequence[GalleryEntry], total: int) -> Html:
-        tiles = [self._tile(entry) for entry in entries if entry.row in self.photos]
-        switch: list[Html] = []
-        if any('class="map"' in tile for tile in tiles):
-            switch = [
-                el("input", type="checkbox", id=f"{name}-maps", checked=True, class_="switch"),
-                el("label", "Show where the model sees the class; colours are scaled per photo", for_=f"{name}-maps"),
-            ]
-        return el(
-            "div",
-            el("h3", title, " ", el("small", count(total), class_="muted")),
-            el("p", caption, class_="muted"),
-            truncation_note(len(entries), total, "are in this file; halflabel review shows all", thing="labels"),
-            *switch,
-            el("div", *tiles, class_="tiles") if tiles else el("p", "None of the photos could be read.", class_="none"),
-            id=name,
-            class_="gallery",
-        )
 
-    def _photo(self, row: int, columns: Sequence[int]) -> _Photo | None:
-        """Read a photo, shrink it and compute its class maps; None where it cannot be read."""
-        number = int(self.scored.images[row])
-        try:
-            image = read_image(self.source.paths[number])
-        except BadImage:
-            return None
-        height, width = int(image.shape[1]), int(image.shape[2])
-        scale = min(1.0, PHOTO_SIDES[self.photo_bytes < PHOTO_BYTES] / max(height, width))
-        small_width, small_height = max(1, round(width * scale)), max(1, round(height * scale))
-        address = _jpeg(image, small_width, small_height, self.photo_bytes)
-        maps = self._class_maps(image, columns) if self.with_maps else {}
-        return _Photo(self.facts.table.images[number], address, small_width, small_height, maps)
-
-    def _tile(self, entry: GalleryEntry) -> Html:
-        photo, name = self.photos[entry.row], self.facts.table.classes[entry.column]
-        size = {"width": photo.width, "height": photo.height}
-        if entry.row in self.drawn:
-            picture = el("use", href=f"#photo-{entry.row}")
-        else:
-            self.drawn.add(entry.row)
-            picture = el("image", id=f"photo-{entry.row}", href=photo.address, **size)
-        overlay = None
-        if entry.column in photo.maps:
-            overlay = el("image", href=photo.maps[entry.column], **size, preserveAspectRatio="none", class_="map")
-        p = float(self.scored.scores[entry.row, entry.column])
-        label = int(self.scored.labels[entry.row, entry.column])
-        alt = f"Photo {shorten(photo.name, 60)}: {shorten(name, 60)} scored {probability(p)}, {_STATE_TEXT[label]}"
-        box = f"0 0 {photo.width} {photo.height}"
-        svg = el("svg", picture, overlay, viewBox=box, role="img", aria_label=alt, class_="photo")
-        state = el("span", _STATE_TEXT[label], class_=f"tag {_STATE_CLASS[label]}") if label else None
-        part = None
-        if not self.facts.is_out_of_fold:
-            part = el("span", "held\u2011out" if entry.row < self.scored.held_out else "training", class_="tag part")
-        caption = [
-            el("div", el("b", shorten(name, 28), class_="name", title=shorten(name, 200))),
-            el("div", f"score {probability(p)} ", state),
-            el("div", part, " ", el("span", shorten(photo.name, 30), title=shorten(photo.name, 200)), class_="file"),
-        ]
-        return el("figure", svg, el("figcaption", *caption), class_="tile", data_class=entry.column)
-
-    def _class_maps(self, image: torch.Tensor, columns: Sequence[int]) -> dict[int, str]:
-        """Return class maps as data URLs of small transparent images; empty where the head has none."""
-        predictor = self.predictor
-        try:
-            heat = photo_heat_maps(predictor.network, predictor.views["plain"], image, columns, MAP_SIDE)
-        except UserError:
-            return {}
-        return {column: _data_url("png", heat_png(hot)) for column, hot in zip(columns, heat, strict=True)}
+def _tile(
+    facts: RunFacts, scored: GalleryScores, entry: GalleryEntry, photo: _Photo, drawn: set[int]
+) -> dict[str, Any]:
+    """Return what a tile shows; the page holds each photo once, however many tiles show it."""
+    name, row = facts.table.classes[entry.column], entry.row
+    label = int(scored.labels[row, entry.column])
+    part = "held\u2011out" if row < scored.held_out else "training"
+    is_first = row not in drawn
+    drawn.add(row)
+    return {
+        "photo": photo,
+        "row": row,
+        "is_first": is_first,
+        "class": name,
+        "column": entry.column,
+        "score": probability(float(scored.scores[row, entry.column])),
+        "state": _STATE_TEXT[label],
+        "css": _STATE_CLASS[label],
+        "part": "" if facts.is_out_of_fold else part,
+    }
 
 
 def _jpeg(image: torch.Tensor, width: int, height: int, most: int = PHOTO_BYTES) -> str:

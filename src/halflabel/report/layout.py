@@ -1,10 +1,11 @@
-"""Building blocks of all report pages: sections, tables, cards, notes, glossary, footer, and writing the file."""
+"""What all report pages consist of: sections with charts and folded tables, laid out by page.html.j2."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,10 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.runs.redact import shown_settings
 from halflabel.system.files import atomic_write
-from halflabel.system.format import shorten
-from halflabel.system.html import Html, count, el
+from halflabel.system.format import group_digits, shorten
+from halflabel.system.html import Html, render_page
 
-T = TypeVar("T")
-PANEL_CLASSES = 9  # classes per panel of a chart
-FEW_POSITIVES = 5  # with fewer known positives, the AP of a class is mostly luck
+PANEL_CLASSES = 18  # classes per panel of a chart
 GLOSSARY = {
     "entry": "one class in one image; its label is present, absent or unknown",
     "score": "between 0 and 1: how sure the model is that a class is present",
@@ -36,11 +35,68 @@ GLOSSARY = {
 }
 
 
+class Cell(NamedTuple):
+    """A cell of a table: the number it is sorted by, its text, and small text below, such as an interval."""
+
+    value: float
+    text: str
+    note: str = ""
+
+
+class Line(NamedTuple):
+    """A line of a table; `key` is the number of the class that it is about, and `note` follows the name."""
+
+    name: str
+    cells: Sequence[Cell]
+    note: str = ""
+    key: int | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with text in its first column and numbers in the others; `label` names it for screen readers."""
+
+    label: str
+    titles: Sequence[str]
+    lines: Sequence[Line]
+    heading: str = ""
+    note: str = ""  # after the heading
+    letters: int = 40  # of a name; a longer one is cut, and shown in full on hover
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page; what has `fold` as its summary is hidden until it is opened."""
+
+    name: str
+    link: str  # in the bar of links
+    title: str
+    on: str = ""  # which images and labels it was measured on
+    text: Sequence[str] = ()
+    warning: str = ""
+    limits: Sequence[str] = ()  # what is left out, so that the page stays small
+    body: Html = Html()  # noqa: RUF009
+    panels: Sequence[Html] = ()
+    fold: str = ""
+    tables: Sequence[Table] = ()
+    note: str = ""  # about the tables
+    lists: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # heading, then (term, text)
+
+
 class WrittenPage(NamedTuple):
     """A page on the disk."""
 
     path: Path
     size: int  # bytes
+
+
+_VALUES = ("found", "advice", "more", "about", "chart", "cards", "cautions", "classes", "protocol", "made_by")
+
+
+def report_page(title: str, sections: Sequence[Section | None], **values: Any) -> str:
+    """Return a page with those sections that there are; `values` are those of page.html.j2 that it has."""
+    shown = [section for section in sections if section is not None]
+    return render_page("report/page.html.j2", title=title, sections=shown, **{**dict.fromkeys(_VALUES, ""), **values})
 
 
 def write_page(path: Path, build: Callable[[], str]) -> WrittenPage:
@@ -60,28 +116,9 @@ def check_page_path(path: Path) -> None:
         raise UserError(f"{path} cannot be written", "name a file in a folder")
 
 
-def section(name: str, title: str, *content: object, on: str | None = None) -> Html:
-    """Return a section of a page; `on` says which images and labels it was measured on."""
-    heading = el("h2", title, id=f"{name}-title")
-    return el(
-        "section", heading, el("p", on, class_="on") if on else None, *content, id=name, aria_labelledby=f"{name}-title"
-    )
-
-
-def section_links(titles: Mapping[str, str], sections: Sequence[Html], *more: Html) -> Html:
-    """Return the navigation bar: a link to each section of the page that has a title, then `more`."""
-    names = [name for name in titles if any(f'<section id="{name}"' in part for part in sections)]
-    return el("nav", *(el("a", titles[name], href=f"#{name}") for name in names), *more, aria_label="Sections")
-
-
-def has_few_positives(row: Mapping[str, Any]) -> bool:
-    """Whether a class has an AP, but one measured by so few known positives that it says little."""
-    return bool(np.isfinite(row["AP"])) and 0 < row["present"] < FEW_POSITIVES
-
-
-def truncation_note(shown: int, total: int, why: str, thing: str = "classes") -> Html | None:
-    """Return a line such as "28 of 1200 classes are drawn: …"; None where everything is shown."""
-    return el("p", f"{count(shown)} of {count(total)} {thing} {why}.", class_="cap") if total > shown else None
+def limit(shown: int, total: int, why: str, thing: str = "classes") -> list[str]:
+    """Return a sentence such as "28 of 1200 classes are drawn: …"; none where everything is shown."""
+    return [f"{group_digits(shown)} of {group_digits(total)} {thing} {why}."] if total > shown else []
 
 
 def split_into_panels(title: str, order: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
@@ -93,37 +130,6 @@ def split_into_panels(title: str, order: NDArray[np.int64]) -> list[tuple[str, N
         return [(title, order)]
     ends = np.cumsum([len(part) for part in parts])
     return [(f"{title}, {end - len(part) + 1} to {end}", part) for end, part in zip(ends, parts, strict=True)]
-
-
-def name_cell(name: str, letters: int = 40, *more: object) -> Html:
-    """Return the table cell with the name of a row; a long name is cut, and shown in full on hover."""
-    return el("th", shorten(name, letters), *more, scope="row", class_="name", title=shorten(name, 200))
-
-
-def cell(value: float, shown: str) -> Html:
-    """Return a table cell with the number it is sorted by."""
-    return el("td", shown, data_v=f"{value:.6g}" if np.isfinite(value) else "")
-
-
-def scroll_table(
-    titles: Sequence[str],
-    rows: Sequence[Html],
-    label: str,
-    *,
-    sortable: bool = False,
-    tall: bool = False,
-    name_columns: int = 1,
-) -> Html:
-    """Return a table that may be wider than the page; its first `name_columns` columns hold text, not numbers.
-
-    `label` names it for screen readers; a `tall` table scrolls in a box.
-    """
-    heads = [
-        el("th", title, scope="col", class_="name" if 0 < k < name_columns else None) for k, title in enumerate(titles)
-    ]
-    head = el("thead", el("tr", *heads))
-    table = el("table", head, el("tbody", *rows), class_="sortable" if sortable else None)
-    return el("div", table, class_="scroll tall" if tall else "scroll", tabindex="0", role="region", aria_label=label)
 
 
 def name_list(names: Sequence[str], most: int = 3) -> str:
@@ -147,22 +153,9 @@ def image_size(config: Mapping[str, Any]) -> str:
     return f"{config['size']} px" if config.get("size") else "images in the size it was made for"
 
 
-def glossary(words: Sequence[str]) -> Html:
-    """Return a folded list of what the words on a page mean."""
-    entries = [el("div", el("dt", word), el("dd", GLOSSARY[word])) for word in words]
-    return el("details", el("summary", "Words on this page"), el("dl", *entries, class_="words"))
-
-
-def settings_table(config: dict[str, Any], env: dict[str, Any]) -> Html:
-    """Return a folded table of settings and versions. Folder names are left out: pages are made to be shared."""
-    rows = []
-    for title, values in (("setting", shown_settings(config)), ("version", env)):
-        for key, value in values.items():
-            if key == "options":
-                value = ", ".join(f"{name} = {option}" for name, option in dict(value or {}).items()) or "—"
-            rows.append(
-                el("tr", el("th", shorten(str(key), 40), scope="row"), el("td", shorten(str(value), 200)), class_=title)
-            )
-    return el(
-        "details", el("summary", "Settings and versions"), el("div", el("table", el("tbody", *rows)), class_="scroll")
-    )
+def settings(config: Mapping[str, Any], env: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return settings and versions as text. Folder names are left out: pages are made to be shared."""
+    shown = shown_settings(config)
+    if "options" in shown:
+        shown["options"] = ", ".join(f"{name} = {option}" for name, option in shown["options"].items()) or "—"
+    return [(str(key), str(value)) for key, value in [*shown.items(), *env.items()]]

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from halflabel.report import svg
 from halflabel.report.curves import probability_histograms, reliability
 from halflabel.report.labels_page import STATES
-from halflabel.report.layout import section, truncation_note
+from halflabel.report.layout import Section, limit
 from halflabel.report.run_facts import HeldOutResults
 from halflabel.report.svg import Series, figure
-from halflabel.system.format import decimal, points, shorten
-from halflabel.system.html import Html, count, el, join, percent
+from halflabel.system.format import decimal, group_digits, percent, points, shorten
+from halflabel.system.html import Html, el, join, render
 
 OTHER_COLUMNS = 6  # columns of the log that are drawn beside the standard ones
 _STANDARD = {"epoch", "loss", "lr", "images_per_s", "seconds", "mAP", "assumed_mAP", "select"}
@@ -26,14 +26,16 @@ _RATES = {
     "tn_rate": "TN rate",
     "accuracy": "accuracy",
 }
+_STEPS = 100  # of the threshold slider
+_SLIDER_CLASSES = 200
 
 
-def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
+def training_section(log: Sequence[dict[str, Any]]) -> Section | None:
     """Draw the log of a run: over its epochs, or the strengths that were tried; None where there is nothing to see."""
-    if not log:
-        return None
     if any("strength" in line for line in log):
         return _strength_section(log) if len(log) > 1 else None
+    if not log:
+        return None
     loss = _column(log, "loss")
     assumed = any("assumed_mAP" in line for line in log)
     validation = _column(log, "assumed_mAP" if assumed else "mAP")
@@ -43,19 +45,12 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
     panels = [_chart("Training loss", log, {"loss": loss}, caption, "loss")]
     if has_validation:
         best = int(np.nanargmax(validation))
-        panels.append(
-            _chart(
-                "mAP of the held-out images",
-                log,
-                {"mAP": 100 * validation},
-                "unknown counted as absent: nothing is known to be absent, and epochs must be ranked by something"
-                if assumed
-                else "over known entries; the model is that of the best epoch",
-                "mAP",
-                mark=(float(log[best]["epoch"]), f"best: {points(validation[best])}"),
-                value_format=".1f",
-            )
-        )
+        caption = "over known entries; the model is that of the best epoch"
+        if assumed:
+            caption = "unknown counted as absent: nothing is known to be absent, and epochs must be ranked by something"
+        mark = (float(log[best]["epoch"]), f"best: {points(validation[best])}")
+        columns, title = {"mAP": 100 * validation}, "mAP of the held-out images"
+        panels.append(_chart(title, log, columns, caption, "mAP", mark=mark, value_format=".1f"))
     rates = {title: values for key, title in _RATES.items() if np.isfinite(values := _column(log, key)).any()}
     if rates:
         caption = "share of all training entries that are known or have a pseudo-label"
@@ -67,19 +62,16 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
         if np.isfinite(values).any():
             panels.append(_chart(title, log, {title: values}))
     lost = int((~np.isfinite(loss)).sum())
-    return section(
-        "learning",
-        "How it learned",
-        el("p", f"Epochs in which the loss was not a finite number: {count(lost)}.", class_="warn") if lost else None,
-        truncation_note(
-            OTHER_COLUMNS, len(others), "of what the method logged are drawn; log.csv holds all", thing="columns"
-        ),
-        el("div", *panels, class_="grid"),
+    return Section(
+        *("learning", "Learning", "How it learned"),
         on="Loss: training images." + (" mAP: held-out images, after each epoch." if has_validation else ""),
+        warning=f"Epochs in which the loss was not a finite number: {group_digits(lost)}." if lost else "",
+        limits=limit(OTHER_COLUMNS, len(others), "of what the method logged are drawn; log.csv holds all", "columns"),
+        panels=panels,
     )
 
 
-def _strength_section(log: Sequence[dict[str, Any]]) -> Html:
+def _strength_section(log: Sequence[dict[str, Any]]) -> Section:
     """Draw the quality of each regularisation strength that the solver tried."""
     tried = sorted((float(line["strength"]), 100 * float(line["out_of_fold_mAP"])) for line in log)
     strengths, quality = np.array(tried).T
@@ -90,16 +82,11 @@ def _strength_section(log: Sequence[dict[str, Any]]) -> Html:
         labels=("log10 of the strength", "mAP"),
         x_range=(float(np.log10(strengths[0])), float(np.log10(strengths[-1]))),
     )
-    return section(
-        "learning",
-        "How it learned",
-        el("p", f"L-BFGS fitted the head to all images; the strength {best:g} ranked known labels best."),
-        el(
-            "details",
-            el("summary", "Strengths that were tried"),
-            el("div", figure(chart, "Choice of the regularisation strength", "before similar images"), class_="grid"),
-        ),
+    return Section(
+        *("learning", "Learning", "How it learned"),
         on="Each image scored by a head that was fitted without it.",
+        text=[f"L-BFGS fitted the head to all images; the strength {best:g} ranked known labels best."],
+        panels=[figure(chart, "Strengths that were tried", "before similar images")],
     )
 
 
@@ -128,16 +115,11 @@ def _chart(
     return figure(chart, title, caption, legend if len(legend) > 1 else ())
 
 
-_STEPS = 100  # of the threshold slider
-_SLIDER_CLASSES = 200
-
-
-def score_section(results: HeldOutResults) -> Html:
+def score_section(results: HeldOutResults) -> Section:
     """Draw the calibration of the scores, and histograms of the scores of known and unknown entries."""
-    bins = reliability(results.scores, results.labels)
     ece = results.overall.get("ECE", np.nan)
     alt = f"Share present against mean score in ten bins; calibration error {decimal(ece)}"
-    chart = svg.reliability_diagram(bins, alt=alt)
+    chart = svg.reliability_diagram(reliability(results.scores, results.labels), alt=alt)
     meaning = "On the dashed line scores are calibrated: of all entries scored 0.8, 80 % are present"
     panels = [figure(chart, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")]
     spread = probability_histograms(results.scores.clip(0, 1), results.labels, bins=20)
@@ -145,16 +127,15 @@ def score_section(results: HeldOutResults) -> Html:
     for (state, meaning), counts in zip(STATES, (spread.present, spread.absent, spread.unknown), strict=True):
         total, high = int(counts.sum()), int(counts[len(counts) // 2 :].sum())
         if total:
-            alt = f"Scores of {count(total)} {meaning} entries; {percent(high, total)} score 0.5 or more"
-            rows.append(el("h3", f"{meaning}: {count(total)} entries"))
+            entries = f"{group_digits(total)} {meaning} entries"
+            alt = f"Scores of {entries}; {percent(high, total)} score 0.5 or more"
             chart = svg.histogram(counts, spread.edges, state, alt=alt, labels=("score", "entries"), log=True)
-            rows.append(chart)
+            rows += [el("h3", f"{meaning}: {group_digits(total)} entries"), chart]
     note = "Entries by score; the height is logarithmic, so that small bins show beside large ones."
-    panels.append(figure(join(rows), "Scores", note))
-    return section("scores", "What scores mean", el("div", *panels, class_="grid"))
+    return Section("scores", "Scores", "What scores mean", panels=[*panels, figure(join(rows), "Scores", note)])
 
 
-def threshold_section(results: HeldOutResults) -> Html | None:
+def threshold_section(results: HeldOutResults) -> Section | None:
     """Return the slider; None where no class has known positives and negatives.
 
     For each class the page holds how many known positives and known negatives score at least 0.00, 0.01, …, 1.00.
@@ -173,43 +154,10 @@ def threshold_section(results: HeldOutResults) -> Html | None:
         )
         counts.append({"column": c, "hits": hits, "false": false, "threshold": float(results.thresholds[c])})
     start = float(np.median(results.thresholds[columns]))
-    slider = el(
-        "input", type="range", min="0", max=_STEPS, value=round(_STEPS * start), class_="slider", aria_label="threshold"
-    )
-    return section(
-        "threshold",
-        "Try a threshold",
-        el(
-            "p",
-            "Which share of what is called present is right (precision), and which share of what is present is found "
-            f"(recall), if entries with a score of at least the threshold are called present. The run uses "
-            f"{decimal(start, 2)}. To use another one: ",
-            el("code", "halflabel predict RUN PHOTOS --threshold 0.4"),
-            ".",
-            class_="muted",
-        ),
-        truncation_note(len(columns), len(measured), "are counted: those with the most known positives"),
-        el(
-            "div",
-            el("label", "threshold ", slider, " ", el("output")),
-            el("div", _meter("precision"), _meter("recall"), class_="meters", aria_live="polite"),
-            class_="thresholds",
-            data_counts=json.dumps(counts, separators=(",", ":")),
-            data_start=round(start, 4),
+    return Section(
+        *("threshold", "Threshold", "Try a threshold"),
+        limits=limit(len(columns), len(measured), "are counted: those with the most known positives"),
+        body=render(
+            "report/threshold.html.j2", start=start, steps=_STEPS, counts=json.dumps(counts, separators=(",", ":"))
         ),
     )
-
-
-def _meter(name: str) -> Html:
-    """Return a bar from 0 to 100 %, which the script of the page fills."""
-    bar = el(
-        "svg",
-        el("rect", width=100, height=6, class_="bed"),
-        el("rect", width=0, height=6, class_="area plain value"),
-        viewBox="0 0 100 6",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=name,
-        class_="chart bar",
-    )
-    return el("div", el("span", name, " ", el("b")), bar, el("small", class_="muted"), class_=name)

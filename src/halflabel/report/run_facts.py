@@ -13,9 +13,13 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import Kind
+from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
-from halflabel.system.html import count, percent
+from halflabel.system.format import group_digits, percent
+
+FEW_POSITIVES = 5  # with fewer known positives, the AP of a class is mostly luck
+_NUMBERS = ("present", "absent", "AP", "AP_low", "AP_high", "threshold", "precision", "recall")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +29,13 @@ class HeldOutResults:
     Labels made by a model do not count as known.
     """
 
+    classes: Names
     images: NDArray[np.int64]  # (H,) indices in the label table
     scores: NDArray[np.float32]  # (H, C) calibrated
     labels: NDArray[np.int8]  # (H, C)
     thresholds: NDArray[np.float64]  # (C,)
     overall: dict[str, float]
-    per_class: list[dict[str, Any]]  # one per class, in the table's order
+    per_class: dict[str, NDArray[np.float64]]  # (C,) each; NaN where there is none
     kind: Kind
     protocol: str
     assumption: str = ""  # under which the scores are probabilities, where known labels could not calibrate them
@@ -45,6 +50,12 @@ class HeldOutResults:
         """Whether enough is known to be absent; without it, neither AP nor calibration can be measured."""
         return "estimated_precision" not in self.overall and bool((self.labels < 0).any())
 
+    @property
+    def has_few_positives(self) -> NDArray[np.bool_]:
+        """Whether a class has an AP (C,), but one measured by so few known positives that it says little."""
+        present = self.per_class["present"]
+        return np.isfinite(self.per_class["AP"]) & (present > 0) & (present < FEW_POSITIVES)
+
     def estimates_per_class(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the expected precision of the decisions and the expected number of present images, per class (C,).
 
@@ -58,13 +69,12 @@ class HeldOutResults:
     @property
     def description(self) -> str:
         """Which images and labels the results were measured on, in words."""
-        entries = self.labels.size
-        images = f"the {count(len(self.images))} held-out images, which training did not see"
+        images = f"the {group_digits(len(self.images))} held-out images, which training did not see"
         if self.kind == "out-of-fold":
-            images = f"all {count(len(self.images))} images, each scored by models that did not see its labels"
+            images = f"all {group_digits(len(self.images))} images, each scored by models that did not see its labels"
         return (
-            f"Measured on {images}: "
-            f"{count(self.known)} of their {count(entries)} entries are known ({percent(self.known, entries)})."
+            f"Measured on {images}: {group_digits(self.known)} of their {group_digits(self.labels.size)} entries are "
+            f"known ({percent(self.known, self.labels.size)})."
         )
 
 
@@ -129,21 +139,20 @@ def _read_held_out(run: RunFolder, table: Table) -> HeldOutResults | None:
     thresholds, protocol = run.read_thresholds(), str(metrics.pop("protocol", ""))
     rows = {row.get("class"): row for row in run.read_csv("per_label.csv")}
     return HeldOutResults(
+        classes=table.classes,
         images=images,
         scores=probabilities[readable],
         labels=table.rows(images),
         thresholds=np.array([_to_float(thresholds.get(name)) for name in table.classes]),
         overall={name: _to_float(value) for name, value in metrics.items()},
-        per_class=[_class_row(name, rows.get(name, {})) for name in table.classes],
+        per_class={
+            number: np.array([_to_float(rows.get(name, {}).get(number)) for name in table.classes])
+            for number in _NUMBERS
+        },
         kind=scores.kind,
         protocol=protocol,
         assumption=run.read_calibration().assumption,
     )
-
-
-def _class_row(name: str, row: dict[str, str]) -> dict[str, Any]:
-    numbers = ("present", "absent", "AP", "AP_low", "AP_high", "threshold", "precision", "recall")
-    return {"class": name, **{key: _to_float(row.get(key)) for key in numbers}}
 
 
 def _to_float(value: Any) -> float:

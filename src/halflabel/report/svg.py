@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.report.curves import Reliability, thin
-from halflabel.system.format import points, shorten
-from halflabel.system.html import Html, count, el, join
+from halflabel.system.format import group_digits, points, shorten
+from halflabel.system.html import Html, el, join
 
 
 class Axis:
@@ -157,18 +157,9 @@ def line_chart(
         parts.append(_mark(x, y, *mark))
     for line in drawn:
         parts.append(el("polyline", points=_path(x, y, zip(line.x, line.y, strict=True)), class_=f"line s{line.shade}"))
-        few = len(line.x) <= 30
-        parts += [
-            el(
-                "circle",
-                el("title", f"{line.name} {b:{value_format}} at {a:g}"),
-                cx=x(a),
-                cy=y(b),
-                r=2.5 if few else _HIT_RADIUS,
-                class_=f"f{line.shade}" if few else "hit",
-            )
-            for a, b in list(zip(line.x, line.y, strict=True))[:: -(-len(line.x) // 40)]
-        ]
+        radius, css = (2.5, f"f{line.shade}") if len(line.x) <= 30 else (_HIT_RADIUS, "hit")
+        for a, b in list(zip(line.x, line.y, strict=True))[:: -(-len(line.x) // 40)]:
+            parts.append(_circle(x(a), y(b), radius, css, f"{line.name} {b:{value_format}} at {a:g}"))
     return _svg(parts, WIDTH, _MIDDLE, alt)
 
 
@@ -183,7 +174,7 @@ def stacked_bars(names: Sequence[str], counts: NDArray[Any], classes: Sequence[s
         for value, css in zip(values.tolist(), classes, strict=True):
             if value:
                 width = round(x(left + value) - x(left), 1)
-                tip = el("title", f"{shorten(name, 60)}: {count(value)} {css}")
+                tip = el("title", f"{shorten(name, 60)}: {group_digits(value)} {css}")
                 box = {"x": x(left), "y": top, "width": max(width, 0.6), "height": ROW_HEIGHT - 5}
                 parts.append(el("rect", tip, **box, class_=f"area {css}"))
             left += value
@@ -215,30 +206,26 @@ def interval_chart(
     x = Axis(*span, NAME_WIDTH + 10, WIDTH - 12, tick_count=5 if span == (0, 1) else 4, in_points=True)
     if len(x.ticks) < 3:
         x.ticks = round_ticks(x.low, x.high, 6)
-    parts = [el("line", x1=x(tick), x2=x(tick), y1=2, y2=bottom, class_="grid") for tick in x.ticks]
-    parts += [el("text", x.label(tick), x=x(tick), y=bottom + 14, text_anchor="middle") for tick in x.ticks]
+    parts = [_line(x(tick), 2, x(tick), bottom, "grid") for tick in x.ticks]
+    parts += [_text(x.label(tick), x(tick), bottom + 14) for tick in x.ticks]
     if math.isfinite(reference):
-        parts.append(el("line", x1=x(reference), x2=x(reference), y1=2, y2=bottom, class_="mark"))
+        parts.append(_line(x(reference), 2, x(reference), bottom, "mark"))
     for row, (name, value, least, most) in enumerate(zip(names, values, low, high, strict=True)):
         top = 4 + row * ROW_HEIGHT
         middle = top + (ROW_HEIGHT - 5) / 2
         digits, dash = (2, "to") if differences else (1, "–")
         texts = [points(number, digits, signed=differences) for number in (value, least, most)]
-        tip = el("title", f"{shorten(name, 60)}: {texts[0]} ({texts[1]} {dash} {texts[2]})")
+        tip = f"{shorten(name, 60)}: {texts[0]} ({texts[1]} {dash} {texts[2]})"
         parts.append(_row_name(name, top))
         if math.isfinite(least) and math.isfinite(most):
-            parts.append(el("line", x1=x(least), x2=x(most), y1=middle, y2=middle, class_="whisker"))
+            parts.append(_line(x(least), middle, x(most), middle, "whisker"))
         if dots:
-            parts += [el("circle", cx=x(dot), cy=middle, r=3.5, class_="f1 seed") for dot in dots[row]]
-            parts.append(
-                el("line", tip, x1=x(value), x2=x(value), y1=top - 1, y2=top + ROW_HEIGHT - 4, class_="middle")
-            )
+            parts += [_circle(x(dot), middle, 3.5, "f1 seed") for dot in dots[row]]
+            parts.append(_line(x(value), top - 1, x(value), top + ROW_HEIGHT - 4, "middle", tip))
         else:
-            ring = bool(hollow) and bool(hollow[row])
-            parts.append(el("circle", tip, cx=x(value), cy=middle, r=4, class_="ring" if ring else "f1"))
+            parts.append(_circle(x(value), middle, 4, "ring" if hollow and hollow[row] else "f1", tip))
     if x_label:
-        middle = (x.start + x.end) / 2
-        parts.append(el("text", x_label, x=middle, y=bottom + 30, text_anchor="middle", class_="label"))
+        parts.append(_text(x_label, (x.start + x.end) / 2, bottom + 30, class_="label"))
     return _svg(parts, WIDTH, bottom + (36 if x_label else 20), alt)
 
 
@@ -278,9 +265,9 @@ def interval_lines(
             path = " ".join(f"{a},{b}" for a, b in dots)
             parts.append(el("polyline", points=path, class_=f"line s{line.shade}"))
         for (a, b), value, down, up, share in zip(dots, line.y, line.low, line.high, line.x, strict=True):
-            tip = el("title", f"{line.name} at {share:g}: {points(value)} ({points(down)} – {points(up)})")
-            parts.append(el("line", x1=a, x2=a, y1=y(down), y2=y(up), class_=f"s{line.shade}", stroke_opacity=0.5))
-            parts.append(el("circle", tip, cx=a, cy=b, r=3, class_=f"f{line.shade}"))
+            tip = f"{line.name} at {share:g}: {points(value)} ({points(down)} – {points(up)})"
+            parts.append(_line(a, y(down), a, y(up), f"s{line.shade}", stroke_opacity=0.5))
+            parts.append(_circle(a, b, 3, f"f{line.shade}", tip))
     return _svg(parts, WIDTH, _TALL, alt)
 
 
@@ -289,14 +276,14 @@ def reliability_diagram(bins: Reliability, *, alt: str) -> Html:
     entries, score, present, low, high = bins
     x, y = Axis(0, 1, 46, WIDTH - 10), Axis(0, 1, 246, _TOP)
     parts = [_frame(x, y, ("mean score", "share that is present"))]
-    parts += [el("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="ideal")]
+    parts.append(_line(x(0), y(0), x(1), y(1), "ideal"))
     filled = entries > 0
     path = _path(x, y, zip(score[filled], present[filled], strict=True))
     parts.append(el("polyline", points=path, class_="line s1"))
     for a, b, least, most, n in zip(*(part[filled] for part in (score, present, low, high, entries)), strict=True):
-        tip = el("title", f"mean score {a:.3f}, present {b:.3f} ({least:.3f} – {most:.3f}), {count(n)} entries")
-        parts.append(el("line", x1=x(a), x2=x(a), y1=y(least), y2=y(most), class_="whisker"))
-        parts.append(el("circle", tip, cx=x(a), cy=y(b), r=4, class_="f1"))
+        tip = f"mean score {a:.3f}, present {b:.3f} ({least:.3f} – {most:.3f}), {group_digits(n)} entries"
+        parts.append(_line(x(a), y(least), x(a), y(most), "whisker"))
+        parts.append(_circle(x(a), y(b), 4, "f1", tip))
     return _svg(parts, WIDTH, 280, alt)
 
 
@@ -333,7 +320,7 @@ def histogram(
     for number, value in enumerate(counts.tolist()):
         if value:
             left, right, top = x(edges[number]), x(edges[number + 1]), y(scaled(value))
-            tip = el("title", f"{edges[number]:g} to {edges[number + 1]:g}: {count(value)}")
+            tip = el("title", f"{edges[number]:g} to {edges[number + 1]:g}: {group_digits(value)}")
             box = {"x": left + 0.3, "y": top, "width": round(right - left - 0.6, 1), "height": round(y.start - top, 1)}
             parts.append(el("rect", tip, **box, class_=f"area {css}"))
     return _svg(parts, WIDTH, _LOW, alt)
@@ -347,26 +334,41 @@ def _mark(x: Axis, y: Axis, value: float, note: str) -> Html:
     """Draw a vertical line at a value of x, with a note on the side that has more room."""
     place = x(value)
     side, shift = ("end", -4) if place > WIDTH * 0.6 else ("start", 4)
-    line = el("line", x1=place, x2=place, y1=y.end, y2=y.start, class_="mark")
-    return join([line, el("text", note, x=place + shift, y=y.start - 6, text_anchor=side, class_="note")])
+    return join(
+        [_line(place, y.end, place, y.start, "mark"), _text(note, place + shift, y.start - 6, side, class_="note")]
+    )
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, css: str, tip: str | None = None, **more: object) -> Html:
+    return el("line", _tip(tip), x1=x1, x2=x2, y1=y1, y2=y2, class_=css, **more)
+
+
+def _circle(x: float, y: float, radius: float, css: str, tip: str | None = None) -> Html:
+    return el("circle", _tip(tip), cx=x, cy=y, r=radius, class_=css)
+
+
+def _text(text: str, x: float, y: float, anchor: str = "middle", **more: object) -> Html:
+    return el("text", text, x=x, y=y, text_anchor=anchor, **more)
+
+
+def _tip(text: str | None) -> Html | None:
+    """Return what is shown at the pointer."""
+    return el("title", text) if text else None
 
 
 def _svg(parts: Sequence[Html], width: int, height: float, alt: str) -> Html:
     return el("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=alt, class_="chart")
 
 
-def _frame(x: Axis, y: Axis, labels: tuple[str, str], y_marks: Sequence[tuple[float, str]] | None = None) -> Html:
+def _frame(x: Axis, y: Axis, labels: tuple[str, str], y_marks: Sequence[tuple[float, str]] = ()) -> Html:
     """Draw grid, ticks and axis labels; the label of y stands above the plot, written horizontally."""
     x_label, y_label = labels
-    marks = y_marks if y_marks is not None else [(y(tick), y.label(tick)) for tick in y.ticks]
     parts = []
-    for place, label in marks:
-        parts.append(el("line", x1=x.start, x2=x.end, y1=place, y2=place, class_="grid"))
-        parts.append(el("text", label, x=x.start - 5, y=place + 4, text_anchor="end"))
-    for tick in x.ticks:
-        parts.append(el("text", x.label(tick), x=x(tick), y=y.start + 15, text_anchor="middle"))
-    parts.append(el("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
-    parts.append(el("text", x_label, x=(x.start + x.end) / 2, y=y.start + 30, text_anchor="middle", class_="label"))
+    for place, label in y_marks or [(y(tick), y.label(tick)) for tick in y.ticks]:
+        parts += [_line(x.start, place, x.end, place, "grid"), _text(label, x.start - 5, place + 4, "end")]
+    parts += [_text(x.label(tick), x(tick), y.start + 15) for tick in x.ticks]
+    parts.append(_line(x.start, y.start, x.end, y.start, "axis"))
+    parts.append(_text(x_label, (x.start + x.end) / 2, y.start + 30, class_="label"))
     if y_label:
         parts.append(el("text", y_label, x=0, y=11, class_="label"))
     return join(parts)
@@ -374,6 +376,5 @@ def _frame(x: Axis, y: Axis, labels: tuple[str, str], y_marks: Sequence[tuple[fl
 
 def _row_name(name: str, top: float) -> Html:
     tip = el("title", shorten(name, 200)) if len(name) > _NAME_LETTERS else None
-    return el(
-        "text", shorten(name, _NAME_LETTERS), tip, x=NAME_WIDTH, y=round(top + 11, 1), text_anchor="end", class_="name"
-    )
+    shown = shorten(name, _NAME_LETTERS)
+    return el("text", shown, tip, x=NAME_WIDTH, y=round(top + 11, 1), text_anchor="end", class_="name")

@@ -9,8 +9,8 @@ from statistics import median
 
 from halflabel import __version__
 from halflabel.serve.guard import Limits
-from halflabel.system.format import shorten
-from halflabel.system.html import Html, count, document, el
+from halflabel.system.format import group_digits, shorten
+from halflabel.system.html import Html, document, el
 
 _ENDPOINTS = (
     ("POST /predict", "images as files of a form, or one image as the body; ?top=5, ?all=true"),
@@ -62,7 +62,7 @@ def try_page(name: str, thresholds: Mapping[str, float], limits: Limits, address
             ),
         ),
     )
-    summary = f"Finds which of {count(len(thresholds))} classes are in a photo; halflabel {__version__}"
+    summary = f"Finds which of {group_digits(len(thresholds))} classes are in a photo; halflabel {__version__}"
     head = el("header", el("h1", shorten(name, 80)), el("p", summary, class_="muted"))
     return document(shorten(name, 60), [head, main], scripts=("try_photos",), served=True)
 

@@ -1,32 +1,55 @@
-"""HTML elements that escape their text, and the shell of all HTML pages, with their style sheet and script."""
+"""HTML pages from Jinja2 templates, and elements of SVG and HTML that escape their text."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+import math
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.resources import files
+from typing import Any
 
-from halflabel.system import format as text_format
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
+from halflabel.system.format import group_digits, shorten
+
+Html = Markup  # text that is safe to put on a page; other text is escaped
 SCRIPTS = ("sort", "tips", "photos", "thresholds", "classes")  # of the reports
-_NARROW_SPACE = "\u202f"  # lines never break at it
 _VOID = {"br", "hr", "img", "input", "meta"}
 # Control characters are not valid in HTML. Those that reverse the writing direction could disguise one name as another.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
+_PAGE_SIZE = Html("\u0000size\u0000")  # `render_page` replaces it by the size of the page
 
 
-class Html(str):
-    """Markup that is safe to put on a page; made from other text by `el` and `join` only."""
+def render(template: str, **values: Any) -> Html:
+    """Return a template of the package with these values, such as "report/page.html.j2"; HTML escapes them."""
+    return Html(_environment().get_template(template).render(**values))
 
-    __slots__ = ()
+
+def render_page(template: str, *, scripts: Sequence[str] = SCRIPTS, served: bool = False, **values: Any) -> str:
+    """Return a page that extends system/page.html.j2, with a policy that forbids everything from elsewhere.
+
+    `scripts` are names of files in scripts/; a `served` page may call its server and show photos that the browser has.
+    """
+    style = _read_asset("page.css")
+    code = '"use strict";\n' + "".join(f"{{\n{_read_asset(f'scripts/{name}.js')}}}\n" for name in scripts)
+    rules = f"default-src 'none'; img-src data:{' blob:' if served else ''}; style-src {_csp_hash(style)}; "
+    rules += f"script-src {_csp_hash(code)}; "
+    rules += "connect-src 'self'; " if served else ""
+    shell = {"policy": f"{rules}base-uri 'none'; form-action 'none'", "style": Html(style), "script": Html(code)}
+    page = render(template, **shell, page_size=_PAGE_SIZE, **values)
+    return str(page).replace(_PAGE_SIZE, f"{len(page.encode()) / 1000:.0f} kB")
 
 
-PAGE_SIZE = Html("\u0000size\u0000")  # `document` replaces it by the size of the page
+def document(title: str, body: Sequence[Html], *, scripts: Sequence[str] = SCRIPTS, served: bool = False) -> str:
+    """Return a page with this body."""
+    return render_page("system/page.html.j2", scripts=scripts, served=served, title=title, body=join(body))
 
 
 def el(name: str, /, *children: object, **attributes: object) -> Html:
@@ -34,8 +57,8 @@ def el(name: str, /, *children: object, **attributes: object) -> Html:
 
     Attribute names: `class_` means class, `data_v` means data-v; names with capitals, such as viewBox, stay unchanged.
 
-    >>> el("td", "<script>", class_="name", hidden=True, title=None)
-    '<td class="name" hidden>&lt;script&gt;</td>'
+    >>> print(el("td", "<script>", class_="name", hidden=True, title=None))
+    <td class="name" hidden>&lt;script&gt;</td>
     """
     parts = [f"<{name}"]
     for key, value in attributes.items():
@@ -49,32 +72,6 @@ def el(name: str, /, *children: object, **attributes: object) -> Html:
     return Html("".join(parts))
 
 
-def document(title: str, body: Sequence[Html], *, scripts: Sequence[str] = SCRIPTS, served: bool = False) -> str:
-    """Return a complete page with our style sheet and a security policy that forbids everything from elsewhere.
-
-    `scripts` are names of files in scripts/; a `served` page may call its server and show photos that the browser has.
-    The placeholder `PAGE_SIZE` in the body becomes the size of the page.
-    """
-    style = _read_asset("page.css")
-    code = '"use strict";\n' + "".join(f"{{\n{_read_asset(f'scripts/{name}.js')}}}\n" for name in scripts)
-    rules = f"default-src 'none'; img-src data:{' blob:' if served else ''}; style-src {_csp_hash(style)}; "
-    rules += f"script-src {_csp_hash(code)}; "
-    rules += "connect-src 'self'; " if served else ""
-    head = el(
-        "head",
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=f"{rules}base-uri 'none'; form-action 'none'"),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("meta", name="referrer", content="no-referrer"),
-        el("title", f"{title} · halflabel"),
-        el("style", Html(style)),
-    )
-    whole = el("body", *body, el("script", Html(code)))
-    page = "<!DOCTYPE html>\n" + el("html", head, whole, lang="en") + "\n"
-    return page.replace(PAGE_SIZE, f"{len(page.encode()) / 1000:.0f} kB")
-
-
 def join(children: Iterable[object]) -> Html:
     """Concatenate; text that is not Html is escaped, None is left out."""
     return Html(
@@ -82,18 +79,29 @@ def join(children: Iterable[object]) -> Html:
     )
 
 
-def count(value: float) -> str:
-    """Format a whole number with its digits in groups of three."""
-    return text_format.group_digits(value)
-
-
-def percent(part: float, whole: float) -> str:
-    """Format a share as a percentage, without line breaks; a dash where the whole is 0."""
-    return text_format.percent(part, whole, _NARROW_SPACE)
-
-
 def _escape(value: object) -> str:
     return html.escape(_CONTROL.sub("\ufffd", str(value)), quote=True)
+
+
+def _printable(value: object) -> object:
+    """Return what a template writes of a value, before it is escaped."""
+    return value if isinstance(value, Html) else "" if value is None else _CONTROL.sub("\ufffd", str(value))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("halflabel", "."),
+        autoescape=select_autoescape(["html.j2"]),
+        finalize=_printable,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(count=group_digits, shorten=shorten)
+    environment.tests["finite"] = math.isfinite
+    return environment
 
 
 def _read_asset(name: str) -> str:
