@@ -86,15 +86,6 @@ def graph(table: Table) -> str:
     return f"{len(from_cooccurrence(table, 50).rows):,} edges"
 
 
-def groups(table: Table) -> str:
-    """Group means G1–G5 of some values per class, by the number of known labels."""
-    from halflabel.evaluation.ranking import group_means
-
-    known = table.stats
-    means = group_means(np.linspace(0, 1, len(table.classes)), known.positives + known.negatives)
-    return " ".join(f"{value:.3f}" for value in means.groups.tolist())
-
-
 def subset(table: Table) -> str:
     return f"{table.subset(np.arange(0, len(table), 2)).known:,} known"
 
@@ -117,7 +108,6 @@ OPERATIONS: dict[str, Callable[[Table], str]] = {
     "open": repr,
     "rows (256)": rows_of_256,
     "stats": stats,
-    "groups": groups,
     "top 50 pairs": pairs,
     "graph, top 50": graph,
     "drop partial 0.1": drop_operation("partial", share=0.1),

@@ -164,20 +164,6 @@ def test_a_class_without_a_known_negative_has_no_ap_and_is_left_out_of_the_mean(
     assert ValidationMetric(labels)(logits)["select"] == pytest.approx(expected)
 
 
-def test_map_by_fifths_of_the_classes() -> None:
-    rng = np.random.default_rng(0)
-    logits, labels = torch.from_numpy(rng.normal(size=(40, 10))), torch.from_numpy(rng.choice([-1, 1], (40, 10)))
-    names = Names.numbered(10)
-    counts = np.arange(10)[::-1].copy()
-    evaluation = measure(logits, labels.to(torch.int8), names, annotations=counts)
-    aps = [row["AP"] for row in evaluation.per_class]
-    assert [evaluation.overall[f"G{g}"] for g in range(1, 6)] == pytest.approx(
-        [np.mean([aps[9 - 2 * g], aps[8 - 2 * g]]) for g in range(5)]
-    )
-    assert "groups" not in evaluation.protocol  # they are of classes, not of images
-    assert "G1" not in measure(logits, labels.to(torch.int8), names).overall
-
-
 def test_probabilities_that_round_to_1_are_not_tied() -> None:
     logits, labels = case()
     high = measure(logits + 30, labels, CLASSES)

@@ -13,20 +13,6 @@ from halflabel import metrics
 from halflabel.errors import UserError
 
 
-def test_group_means():
-    values = np.array([0.1, 0.2, np.nan, 0.4, 0.5, 0.6, 0.7])
-    counts = np.array([7, 1, 1, 3, 3, 0, 9])
-    means = metrics.group_means(values, counts)
-    # Ascending and stable: classes 5, 1 | 2, 3 | 4 | 0 | 6.
-    close(means.groups, [0.4, 0.4, 0.5, 0.1, 0.7])
-    assert means.all == pytest.approx(2.5 / 6)
-    assert metrics.group_means(values[:2], counts[:2]).groups.isnan().tolist() == [False, False, True, True, True]
-    with pytest.raises(UserError, match="one value and one count"):
-        metrics.group_means(values, counts[:3])
-    with pytest.raises(UserError, match="0 groups"):
-        metrics.group_means(values, counts, groups=0)
-
-
 def slow_decisions(scores, thresholds, top_k):
     decided = np.zeros(scores.shape, dtype=bool)
     for i, row in enumerate(scores):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -276,9 +275,6 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
     value = evaluation.overall
     first, *others = (escape(f"{shown.title} {shown.with_interval}") for shown in evaluation.lines())
     show_paragraph("   ".join([f"\n[bold]{first}[/]", *others]))
-    if any(value.get(f"G{number}", math.nan) == value.get(f"G{number}", math.nan) for number in range(1, 6)):
-        groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
-        show_paragraph(f"mAP of fifths of the classes, fewest training labels first: {groups}")
     left_out = [row["class"] for row in evaluation.per_class if row["recall"] != row["recall"]]
     if of_training:
         present, absent = (sum(row[key] for row in evaluation.per_class) for key in ("present", "absent"))

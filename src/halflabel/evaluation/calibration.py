@@ -141,10 +141,9 @@ def fit_class_platt(
         z = slope · x + offset and then z' = bent(z), fitted to all known entries;   p = σ((1 + a_c) z' + b_c)
         minus log posterior of a class = Σ_known log loss + a_c² / 2 s_a² + b_c² / 2 s_b²
 
-    The bend gives confident positives and confident negatives different slopes; a single logistic curve would follow
-    the many negatives alone. The spreads s_a and s_b are fitted to the classes (expectation-maximisation with a
-    normal approximation, "empirical Bayes"): where classes are alike, all share one curve, and a class without known
-    labels gets the shared curve. Where one sign is missing there is nothing to fit, and p = σ(x).
+    The bend gives confident positives and confident negatives different slopes. The spreads s_a and s_b are fitted to
+    the classes (expectation-maximisation with a normal approximation, "empirical Bayes"): where classes are alike, all
+    share one curve. Where one sign is missing there is nothing to fit, and p = σ(x).
 
     column, logits, present: one per known entry (n,). Above a million entries, those of a class in one of 1,024 ranges
     of logits count as one entry with their mean and number.

@@ -32,7 +32,6 @@ RESAMPLES = 400  # of the images, for intervals
 # Known positives that a class needs where scores are out of fold: of two, the model that scored one knew one other.
 # Measured on three sets (benchmarks/stated_f1.py): the AP of classes with one is 28 to 66 points too low.
 FEWEST_OUT_OF_FOLD = 3
-GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ def evaluate(
     *,
     decisions: Decisions | None = None,
     positives_per_image: float = 0.0,
-    annotations: NDArray[np.int64] | None = None,
     groups: Sequence[object] | NDArray[np.int64] | None = None,
     resamples: int = RESAMPLES,
 ) -> tuple[Decisions, Evaluation]:
@@ -109,7 +107,6 @@ def evaluate(
         known,
         table.classes,
         decisions,
-        annotations=annotations,
         groups=groups,
         resamples=resamples,
         fewest=FEWEST_OUT_OF_FOLD if scores.kind == "out-of-fold" else 1,
@@ -134,7 +131,6 @@ def measure(
     classes: Names,
     decisions: Decisions | None = None,
     *,
-    annotations: NDArray[np.int64] | None = None,
     groups: Sequence[object] | NDArray[np.int64] | None = None,
     resamples: int = RESAMPLES,
     fewest: int = 1,
@@ -145,10 +141,9 @@ def measure(
     A class without known negatives has no AP and is left out of mAP, because every ranking of its known entries is
     perfect. So is a class with less than the `fewest` known positives; it is left out of macro F1 too, but its entries
     count in micro F1. If no class has known negatives, no decision can be a false positive either: all metrics but
-    recall are NaN, and the protocol says so. Without `decisions` the threshold is 0.5. With the number of known
-    training labels per class in `annotations` (C,), mAP is also computed for five groups of classes, from G1 (fewest
-    labels) to G5. Intervals of AP resample images, or whole `groups` (N,) of them; 0 `resamples` give none. Labels that
-    were `asked` for at random (N, C), with their inclusion weights, are no plain sample: by them all is estimated.
+    recall are NaN, and the protocol says so. Without `decisions` the threshold is 0.5. Intervals of AP resample images,
+    or whole `groups` (N,) of them; 0 `resamples` give none. Labels that were `asked` for at random (N, C), with their
+    inclusion weights, are no plain sample: by them all is estimated.
     """
     calibration, thresholds = decisions or Decisions(Calibration(), torch.full((len(classes),), 0.5))
     readable = torch.cat([torch.zeros(0, dtype=torch.bool), *(~logits[r].isnan().any(1) for r in row_blocks(logits))])
@@ -168,9 +163,6 @@ def measure(
     intervals = metrics.bootstrap(logits, labels.masked_fill(has_few, 0), n=resamples, groups=group)
     overall["mAP"] = intervals.mean  # from logits, like every AP: probabilities near 1 round to ties
     overall["mAP_low"], overall["mAP_high"] = intervals.mean_low, intervals.mean_high
-    if annotations is not None and len(classes) >= GROUPED:
-        fifths = metrics.group_means(intervals.ap, annotations).groups.tolist()
-        overall |= {f"G{number}": value for number, value in enumerate(fifths, 1)}
     overall["images"] = float(len(labels))
     columns: dict[str, list[Any]] = {
         "class": list(classes),

@@ -1,8 +1,4 @@
-"""Confidence intervals: of average precision by the bootstrap, of rates such as F1 by their linearisation.
-
-The bootstrap draws images with replacement and sorts each class once for all replicates. Intervals of shares of
-independent entries: `system.intervals`.
-"""
+"""Confidence intervals: of average precision by the bootstrap, of rates such as F1 by their linearisation."""
 
 from __future__ import annotations
 
@@ -29,8 +25,7 @@ class Bootstrap(NamedTuple):
     """Average precision with its interval, per class (C,) float64 and for the mean over classes.
 
     `replicates` (n,) are the means of all replicates. Two methods scored on the same images with the same seed share
-    their draws, so that the differences of their replicates give the variance of the paired difference. Replicates are
-    biased upwards (see `limits`): their quantiles are not an interval.
+    their draws. Replicates are biased upwards (see `limits`): their quantiles are not an interval.
     """
 
     ap: Tensor
@@ -56,19 +51,18 @@ def bootstrap(
     A replicate draws N images with replacement (`resample`), the same ones for every class. Drawing an image w times
     gives it the weight w, so that the images are sorted only once:
 
-        AP = sum over cuts k of (H_k - H_(k-1)) / H_K * H_k / R_k,
-        H_k, R_k = weights of the positives, of all known entries, with a score at or above that of cut k
+        AP = sum over positives i of w_i / H * H_i / R_i,
+        H_i, R_i = weights of the positives, of all known entries, that score at least as much; H that of all positives
 
     The interval is that of `limits`, with the variance of the replicates and the bias mean(AP*) - AP; for the mean over
-    classes, with the variance and bias of the replicates' means, and with `positives_of_mean`. Replicates in which a
-    class has no positive are left out; the mean of a replicate is over the classes that have a value in it. A class
-    without a known positive or without a known negative has NaN throughout; without replicates the intervals are NaN.
+    classes, with those of the replicates' means, and with `positives_of_mean`. Replicates in which a class has no
+    positive are left out. A class without a known positive or without a known negative has NaN throughout.
 
-    Images that are not independent, such as those of one patient, are drawn together: `groups` (N,) holds the number of
-    the group of each image, 0 … G−1 at most.
+    Images that are not independent, such as those of one patient, are drawn together: `groups` (N,) numbers the group
+    of each image.
 
-    scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: N n bytes for the weights, from
-    256 MB on in a scratch file, 8 n C for the replicates, and blocks of bounded size.
+    scores, labels: (N, C) as in `average_precision`. Memory: N n bytes for the weights, from 256 MB on in a scratch
+    file, and 8 n C for the replicates.
     """
     if n < 0 or not 0 < level < 1:
         raise UserError(f"{n} replicates at the level {level} give no interval", "use n >= 0 and 0 < level < 1")
@@ -109,10 +103,8 @@ def limits(
 
     It estimates the AP on the population that the images come from. Quantiles of replicates miss it on small sets: a
     positive drawn twice ranks before itself, so that replicates are too high, and with one or two positives they hardly
-    vary. The AP of few positives is itself too high on average, by about twice the bootstrap's estimate of the bias:
-    hence the lower end; the upper end also covers other sets of this size. One positive that ranks first has the
-    interval 0.115 to 1 (z = 1.96), not 1 to 1. benchmarks/coverage.py measures how often the interval contains the
-    truth: for AP about 95 % of the time, for mAP 90 to 100 %. The factors 2 were chosen there, on Gaussian scores.
+    vary. The AP of few positives is itself too high on average, by about twice the bootstrap's estimate of the bias.
+    benchmarks/coverage.py measures how often the interval contains the truth; the factors 2 were chosen there.
 
     value, variance, bias of the replicates, positives: tensors of one shape; quantile: z.
 
@@ -153,10 +145,7 @@ def rate_limits(
 def positives_of_mean(positives: Tensor) -> float:
     """Return as how many positives of a single class those of several (C,) count in `limits` of their mean.
 
-        min(Σ_c P_c, √2 C / √(Σ_c 1 / P_c²))     over the classes that have any
-
-    The AP of one positive tells little, and so does a mean over many such classes: C classes with one positive each
-    count as √2 · √C positives, not C.
+    min(Σ_c P_c, √2 C / √(Σ_c 1 / P_c²))     over the classes that have any
     """
     present = positives[positives > 0].double()
     return float(min(present.sum(), 2**0.5 * len(present) / (present**-2).sum().sqrt())) if len(present) else 0.0

@@ -6,7 +6,7 @@ means. Inputs are tensors on any device, or NumPy arrays.
 """
 
 from halflabel.evaluation.intervals import bootstrap, limits, positives_of_mean, resample
-from halflabel.evaluation.ranking import average_precision, best_thresholds, group_means, mean_average_precision
+from halflabel.evaluation.ranking import average_precision, best_thresholds, mean_average_precision
 from halflabel.evaluation.thresholded import (
     accuracy,
     calibration_error,
@@ -26,7 +26,6 @@ __all__ = [
     "completion_rates",
     "decision_counts",
     "exact_match",
-    "group_means",
     "limits",
     "mean_average_precision",
     "positives_of_mean",

@@ -34,7 +34,7 @@ _WIDEST = (1.0, 99.0)  # percentiles between which the bins lie, widened by thei
 
 
 def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
-    """Fit the calibration by `fit_chosen_labels` where nearly all labelled images have one positive, else the other.
+    """Fit by `fit_chosen_labels` where nearly all labelled images have one positive, else by `fit_given_labels`.
 
     Images have at least as many present classes as were given, which a poor model alone does not tell.
     """
@@ -59,9 +59,8 @@ def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration
         q_c = P(c is present and chosen) = p_c · E[1 / (1 + number of other present classes)]
             = p_c · ∫₀¹ Π_{d ≠ c} (1 − p_d + p_d u) du
 
-    and (slope, offset, bend) maximise the likelihood of the given labels, Σ log(q_given / Σ_c q_c). A label that often
-    goes to the second-ranked class means that several classes are present. Without the bend, a method that limits its
-    surest scores (label smoothing) has far too high probabilities there.
+    and (slope, offset, bend) maximise the likelihood of the given labels, Σ log(q_given / Σ_c q_c). Without the bend, a
+    method that limits its surest scores (label smoothing) has far too high probabilities there.
     """
     is_single = (labels > 0).sum(1) == 1
     counts = _LogitCounts.of(logits, labels)
@@ -100,8 +99,7 @@ def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
 
     P(label given | x) = c · p, and (slope, offset, bend, c) maximise the likelihood of which entries (N, C) are given.
     The share of given labels levels off at c among the surest entries, which tells c. (Elkan 2008 estimates c as the
-    mean of P(given | x) over given labels: too low where classes overlap.) Entries with similar logits are fitted as
-    one.
+    mean of P(given | x) over given labels: too low where classes overlap.)
     """
     counts = _LogitCounts.of(logits, labels)
     positives, others = float(counts.present.sum()), counts.absent + counts.unknown
@@ -158,10 +156,9 @@ def _fit_with_negatives(
         loss = −log P(known absent | not given as present, x) of the others, + prior
         prior = |tilt| / 0.2 + min(n⁻ / n⁺, 1) · (log c − log σ(level))² / 2
 
-    The tilt, which is 0 unless many negatives say otherwise, keeps p where people were asked about the likely classes:
-    such negatives tell how they were chosen, but not how many likely entries are absent. As far as there are negatives
-    at all, present and absent labels are taken to be known about equally often, c and σ(level), unless labels say
-    otherwise.
+    The tilt keeps p where people were asked about the likely classes: such negatives tell how they were chosen, but not
+    how many likely entries are absent. Present and absent labels are taken to be known about equally often, c and
+    σ(level), unless labels say otherwise.
     """
     negatives, unknown = float(counts.absent.sum()), float(counts.unknown.sum())
     if not negatives or not unknown:
@@ -192,10 +189,9 @@ def trust_in_known(present: float, absent: float, entries: float) -> float:
 def log_odds_of_unknown(positives: NDArray[Any], negatives: int, classes: int, expected_present: float) -> float:
     """Return log P(unknown | present) − log P(unknown | absent): the change of the log odds of p where none is known.
 
-    positives: number of known positives per image (N,); negatives: that of all known negatives. If one label per image
-    was chosen among the present ones, at most half of the others could have been: log ½. Else the share that was given
-    is the number of given labels divided by the expected number of present ones. There is no change as far as unknown
-    entries are taken to be like the known ones.
+    positives: number of known positives per image (N,); negatives: that of all known negatives. The share that was
+    given is the number of given labels divided by the expected number of present ones, or ½ if one label per image was
+    chosen. There is no change as far as unknown entries are taken to be like the known ones.
     """
     present, entries = float(positives.sum()), float(len(positives) * classes)
     given = min(_MOST_GIVEN, present / max(expected_present, 1e-9))
@@ -272,8 +268,7 @@ _GIVEN = "each present label had the same chance of being given"
 def _bent_curve(parameters: Floats, x: Floats) -> Floats:
     """Return p at the logits x, by the logarithm of the slope, the offset and the logarithm of the bend.
 
-    The bend is at most 1: the surest scores may be less sure than the curve says. Labels hardly tell how much surer
-    than it they are: free fits found up to 2.3 where hidden labels of VOC said 1.
+    The bend is at most 1: labels hardly tell how much surer than the curve the surest scores are.
     """
     z = math.exp(parameters[0]) * x + parameters[1]
     return np.clip(sigmoid(np.minimum(z, 0) + math.exp(parameters[2]) * np.maximum(z, 0)), 1e-12, 1 - 1e-12)

@@ -1,11 +1,11 @@
-"""Average precision, its means over classes and groups, what training chooses by, and thresholds with the best F1."""
+"""Average precision, what training chooses by, and thresholds with the best F1."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -13,19 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.evaluation._inputs import ArrayLike, as_pair, as_tensor
+from halflabel.evaluation._inputs import ArrayLike, as_pair
 
 Kind = Literal["sklearn", "voc07", "interpolated"]
 
 _BLOCK_CLASSES = 64  # of which scores are copied at a time
 _SORTED_ENTRIES = 4_000_000  # at most this many scores are sorted to measure the quality of one choice
-
-
-class GroupMeans(NamedTuple):
-    """Means per group of classes, G1 (fewest annotations) first, and over all; NaN where no class has a value."""
-
-    groups: Tensor
-    all: float
 
 
 def average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklearn") -> Tensor:
@@ -114,30 +107,6 @@ def best_thresholds(scores: ArrayLike, labels: ArrayLike) -> Tensor:
         return float(positives[f1 == f1.max()][-1])
 
     return _per_class(scores, labels, best, 0.5)
-
-
-def group_means(values: ArrayLike, counts: ArrayLike, groups: int = 5) -> GroupMeans:
-    """Return the means of `values` over equal groups of classes by number of annotations (Huynh 2020, section 4.5).
-
-    Classes are sorted by `counts`, ascending and stable, and cut into groups whose sizes differ by at most one (larger
-    ones first). NaN values are left out of their group's mean and of the mean over all.
-
-    values: (C,); counts: (C,) annotations per class in the training set. Returns groups (groups,) float64, and all.
-
-    >>> group_means(np.array([0.1, 0.5, np.nan, 0.3]), np.array([9, 1, 2, 5]), groups=2)
-    GroupMeans(groups=tensor([0.5000, 0.2000], dtype=torch.float64), all=0.3)
-    """
-    per_class, annotations = as_tensor(values).to(torch.float64), as_tensor(counts)
-    if per_class.ndim != 1 or per_class.shape != annotations.shape:
-        raise UserError(
-            f"values have the shape {tuple(per_class.shape)} and counts {tuple(annotations.shape)}",
-            "give one value and one count per class",
-        )
-    if groups < 1:
-        raise UserError(f"{groups} groups are not possible", "use at least 1")
-    order = annotations.argsort(stable=True).to(per_class.device)
-    means = [mean_known(part) for part in per_class[order].tensor_split(groups)]
-    return GroupMeans(torch.tensor(means, dtype=torch.float64), mean_known(per_class))
 
 
 def mean_known(values: Tensor) -> float:

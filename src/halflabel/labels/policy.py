@@ -36,8 +36,7 @@ class UndecidedValue(Exception):
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
-        self.message = message
-        self.fix = fix
+        self.message, self.fix = message, fix
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,14 @@ def read_value(raw: str, policy: Policy, all_values: frozenset[str]) -> Meaning:
     if meaning is None:
         order = ("present", "unknown", "absent") if text.isdecimal() else ("unknown", "present", "absent")  # a count
         meanings = order if shorten_cell(text) == text and "›" not in text else ()
-        fix = "add " + " or ".join(f"‹values={text}={meaning}›" for meaning in meanings)
-        fix = fix if meanings else "use 1, 0 or blank"
+        options = " or ".join(f"‹values={text}={meaning}›" for meaning in meanings)
+        fix = f"add {options}" if meanings else "use 1, 0 or blank"
         raise UndecidedValue(f"value {shorten_cell(text)!r} is not a label", fix)
     return meaning
 
 
 def shorten_cell(text: str, limit: int = 60) -> str:
-    """The first line of a cell, at most `limit` characters, with … if anything was cut; for error messages.
-
-    >>> shorten_cell("a cat"), shorten_cell("a cat\\nand a dog"), shorten_cell("very long", 5)
-    ('a cat', 'a cat…', 'very…')
-    """
+    """The first line of a cell, at most `limit` characters, with … if anything was cut; for error messages."""
     beginning = "".join(text.splitlines()[:1])[:limit]
     return text if beginning == text else beginning[: limit - 1] + "…"
 

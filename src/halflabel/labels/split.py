@@ -22,14 +22,12 @@ def assign_parts(
     """The part of each image, (N,) int8, so that every part has its share of each class's known labels.
 
     Iterative stratification (Sechidis 2011) over known labels: the known positives of a class are one stratum, its
-    known negatives another; unknown entries belong to none. Repeatedly, the stratum with the fewest remaining images is
-    distributed completely, to each part in proportion to what the part still needs of that stratum (largest remainder;
-    ties go to the part that needs most images). The other labels of these images count towards their strata. A part
-    that has all its images gets no more; images without labels are distributed last.
+    known negatives another. Repeatedly, the stratum with the fewest remaining images is distributed completely, to each
+    part in proportion to what the part still needs of that stratum (largest remainder; ties go to the part that needs
+    most images). A part that has all its images gets no more; images without labels are distributed last.
 
-    Images of one group stay together; a group of None is a group of one image. Whole groups are distributed, so a part
-    can miss its share by about half the largest group. The order depends on the seed and the names only, not on the
-    order of the images or classes.
+    Images of one group stay together; a group of None is a group of one image. The result depends on the seed and the
+    names only, not on the order of the images or classes.
     """
     share = _check_shares(shares)
     group = group_numbers(groups, len(table.images))

@@ -8,13 +8,11 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -139,13 +137,6 @@ class Model:
         """
         files = list_files([images] if isinstance(images, str | Path) else images, items=items)
         return list(stream_predictions(self, files, items=items, **options))
-
-    @cached_property
-    def annotations(self) -> NDArray[np.int64] | None:
-        """Known training labels per class (C,), or None if the labels are not available; read on first use."""
-        if self.run is None or not self.run.labels.exists():
-            return None
-        return self.run.read_labels().stats.annotations
 
     def logits(self, source: Source, reporter: Reporter = SILENT, *, cached: bool = False) -> Tensor:
         """Return the logits (N, C) of the images of a source; NaN for unreadable ones.
@@ -327,7 +318,6 @@ class Model:
                 "use the same class names",
             )
         table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))
-        annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, Path(images), self.views, workers=self.config.workers, max_bad=1.0)
         logits = self.logits(source, reporter, cached=True).numpy()
         scores, note = self._unseen(Scores.held_out(table.images, self.classes, logits), source)
@@ -343,9 +333,7 @@ class Model:
         decisions = Decisions(self.calibration, thresholds)
         groups = None if groups is None else groups[kept]
         _, evaluation = distributed.run_on_main(
-            lambda: evaluate(
-                scores.of(table.images), table, decisions=decisions, annotations=annotations, groups=groups
-            )
+            lambda: evaluate(scores.of(table.images), table, decisions=decisions, groups=groups)
         )
         return replace(evaluation.noting_excluded(with_model_made.known - table.known), images=note)
 

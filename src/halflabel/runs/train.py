@@ -318,14 +318,10 @@ def _align(truth: Table, table: Table) -> Table:
 def _finish(job: _Job, scores: Scores) -> Evaluation:
     """Write thresholds, calibration and metrics from scores of images by models that did not see their labels."""
     run, rows = job.run, job.table.images.index(scores.images.array)
-    trained = job.table
-    if scores.kind == "held-out":
-        trained = job.table.subset(np.setdiff1d(np.arange(len(job.table)), rows))
     (calibration, thresholds), evaluation = evaluate(
         scores,
         job.labels,
         positives_per_image=job.config.positives_per_image,
-        annotations=trained.stats.annotations,
         groups=None if job.groups is None else job.groups[rows],
     )
     if calibration.assumption:

@@ -12,6 +12,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -22,10 +24,11 @@ from halflabel.errors import UserError, error_summary, in_python
 from halflabel.methods.base import Recipe, recipe
 from halflabel.system import distributed
 from halflabel.system.sockets import open_socket
-from halflabel.testing.method_contract import CHECKS, ONCE, Broken, check_page, train_briefly
+from halflabel.testing.method_contract import CHECKS, ONCE, Broken, check_page, require, train_briefly
 
 _PROCESSES = 2
 _TIMEOUT = 300  # seconds for the two processes
+_VIEWS = "pass batch.views to the model only; for another model use model.run(other, view), which gathers all rows"
 
 
 class CheckResult(NamedTuple):
@@ -40,13 +43,13 @@ class CheckResult(NamedTuple):
 
 def check_method(method: Recipe) -> Iterator[CheckResult]:
     """Check everything that training, resuming, several processes and export need of a method."""
-    with TemporaryDirectory() as name, _Processes(method, Path(name)) as processes:
+    with TemporaryDirectory() as name, _two_processes(method, Path(name)) as compare:
         yield _run("page and options", method, check_page)
         for check, function in CHECKS.items():
             yield _run(check, method, function, method.serves)
         for check, function in ONCE.items():
             yield _run(check, method, function, method.serves[-1:])
-        yield _run("two processes", method, processes.compare)
+        yield _run("two processes", method, compare)
 
 
 def _run(name: str, method: Recipe, check: Callable[..., None], regimes: Sequence[str] | None = None) -> CheckResult:
@@ -71,52 +74,42 @@ def _run(name: str, method: Recipe, check: Callable[..., None], regimes: Sequenc
     return CheckResult(name, not problem, problem, fix, time.perf_counter() - started)
 
 
-_VIEWS = "pass batch.views to the model only; for another model use model.run(other, view), which gathers all rows"
-
-
-class _Processes:
-    """Two processes that train a method together, while other checks run."""
-
-    def __init__(self, method: Recipe, folder: Path) -> None:
-        self.folder = folder
-        with open_socket("127.0.0.1", 0) as free:
-            port = free.getsockname()[1]
-        common = {"WORLD_SIZE": f"{_PROCESSES}", "LOCAL_WORLD_SIZE": f"{_PROCESSES}", "MASTER_ADDR": "127.0.0.1"}
-        common |= {"MASTER_PORT": f"{port}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, "-W", "ignore", "-m", __name__, method.name, str(folder)]
-        self.jobs = []
-        for rank in range(_PROCESSES):
-            environment = {**os.environ, **common, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
-            with open(folder / f"{rank}.txt", "wb") as errors:
-                self.jobs.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors))
-
-    def __enter__(self) -> _Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for job in self.jobs:
+@contextmanager
+def _two_processes(method: Recipe, folder: Path) -> Iterator[Callable[[Recipe], None]]:
+    """Train in two processes while other checks run; gives the check that they have trained as one does."""
+    with open_socket("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": f"{_PROCESSES}", "LOCAL_WORLD_SIZE": f"{_PROCESSES}", "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": f"{port}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-W", "ignore", "-m", __name__, method.name, str(folder)]
+    jobs = []
+    for rank in range(_PROCESSES):
+        environment = {**os.environ, **common, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
+        with open(folder / f"{rank}.txt", "wb") as errors:
+            jobs.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors))
+    try:
+        yield partial(_compare, jobs, folder)
+    finally:
+        for job in jobs:
             job.kill()
             job.wait()
 
-    def compare(self, method: Recipe) -> None:
-        """Raise if the two processes have not trained as one does."""
-        for rank, job in enumerate(self.jobs):
-            try:
-                job.wait(_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                raise Broken(
-                    f"the processes wait for each other after {_TIMEOUT} seconds",
-                    "call the model in every step, and equally often in every process",
-                ) from None
-            if not result_path(self.folder, rank).is_file():
-                lines = (self.folder / f"{rank}.txt").read_text().strip().splitlines() or ["it gives no reason"]
-                raise Broken(f"a process fails: {lines[-1]}", _VIEWS)
-        expected = train_briefly(method)
-        for rank in range(_PROCESSES):
-            actual = torch.load(result_path(self.folder, rank), weights_only=True)
-            for name, value in expected.items():
-                if not torch.allclose(actual[name], value, rtol=1e-4, atol=1e-5, equal_nan=True):
-                    raise Broken(f"{name} differs from the training in one process", _VIEWS)
+
+def _compare(jobs: Sequence[subprocess.Popen[bytes]], folder: Path, method: Recipe) -> None:
+    for rank, job in enumerate(jobs):
+        try:
+            job.wait(_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            problem = f"the processes wait for each other after {_TIMEOUT} seconds"
+            raise Broken(problem, "call the model in every step, and equally often in every process") from None
+        lines = (folder / f"{rank}.txt").read_text().strip().splitlines() or ["it gives no reason"]
+        require(result_path(folder, rank).is_file(), f"a process fails: {lines[-1]}", _VIEWS)
+    expected = train_briefly(method)
+    for rank in range(_PROCESSES):
+        actual = torch.load(result_path(folder, rank), weights_only=True)
+        for name, value in expected.items():
+            is_same = torch.allclose(actual[name], value, rtol=1e-4, atol=1e-5, equal_nan=True)
+            require(is_same, f"{name} differs from the training in one process", _VIEWS)
 
 
 def result_path(folder: Path, rank: int) -> Path:

@@ -46,8 +46,7 @@ _OF_MODULES = {*vars(nn.Module()), "training"}  # what torch itself keeps in a m
 class StateWatch(Callback):
     """Compares the plain attributes of a method and its parts between steps; `changed` names those that change.
 
-    Buffers and parameters are in the state and are not compared. A module may name attributes that it recomputes from
-    its state in the class attribute `recomputed`.
+    A module may name attributes that it recomputes from its state in the class attribute `recomputed`.
     """
 
     def __init__(self, method: nn.Module) -> None:
@@ -58,12 +57,9 @@ class StateWatch(Callback):
     def on_step_end(self, images: int, loss: float | None) -> None:
         self.compare()
 
-    def on_epoch_end(self, log: EpochLog) -> None:
-        self.compare()
-
     def compare(self) -> None:
         now = {
-            (path, f"{type(module).__name__}.{name}"): _fingerprint(value)
+            (path, f"{type(module).__name__}.{name}"): _Fingerprint.of(value)
             for path, module in self.method.named_modules()
             for name, value in vars(module).items()
             if name not in _OF_MODULES and name not in getattr(module, "recomputed", ())
@@ -73,16 +69,8 @@ class StateWatch(Callback):
         self.before = now
 
 
-def _fingerprint(value: Any) -> bytes:
-    """Bytes that are equal for equal values."""
-    buffer = BytesIO()
-    with suppress(pickle.PicklingError, AttributeError, TypeError):  # then what comes before tells
-        _Fingerprint(buffer).dump(value)
-    return buffer.getvalue()
-
-
 class _Fingerprint(pickle.Pickler):
-    """Modules and functions are compared by identity, tensors by address and version."""
+    """Bytes that are equal for equal values; modules and functions by identity, tensors by address and version."""
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -90,6 +78,13 @@ class _Fingerprint(pickle.Pickler):
         if isinstance(value, torch.Generator):
             return value.get_state().tolist()
         return id(value) if callable(value) else None
+
+    @classmethod
+    def of(cls, value: Any) -> bytes:
+        buffer = BytesIO()
+        with suppress(pickle.PicklingError, AttributeError, TypeError):  # then what comes before tells
+            cls(buffer).dump(value)
+        return buffer.getvalue()
 
 
 IMAGES, CLASSES, CHANNELS = 32, 6, 16
@@ -103,6 +98,12 @@ class Broken(Exception):
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem)
         self.problem, self.fix = problem, fix
+
+
+def require(holds: object, problem: str, fix: str) -> None:
+    """Raise `Broken` unless a promise holds."""
+    if not holds:
+        raise Broken(problem, fix)
 
 
 def make_table(regime: str) -> Table:
@@ -151,11 +152,8 @@ class Case:
         if relabel.wants_sweep(epoch):
             sweep: Sweep = score_source(self.model, self.source, passes=relabel.passes)
             for name, value in absorbed(relabel, sweep, epoch).items():
-                if not np.isfinite(value):
-                    raise Broken(
-                        f"absorb reports {name} = {value:g} after epoch {epoch}",
-                        "the logits of unreadable images are NaN: leave them out",
-                    )
+                problem = f"absorb reports {name} = {value:g} after epoch {epoch}"
+                require(np.isfinite(value), problem, "the logits of unreadable images are NaN: leave them out")
 
     def fit(self, config: Config, **more: Any) -> dict[str, Tensor]:
         """Train, and return the weights of model and method."""
@@ -167,12 +165,13 @@ class Case:
 
 def check_page(recipe: Recipe) -> None:
     """Docstring, options and values to tune."""
-    if not recipe.page:
-        raise Broken("it has no docstring, so `halflabel methods` cannot say what it does", "write one")
-    if missing := [option for option in recipe.options if not re.search(rf"\b{option}\b", recipe.page)]:
-        raise Broken(f"its docstring does not explain the option {missing[0]}", "add a sentence for each option")
-    if clashing := sorted(reserved_options() & set(recipe.options)):
-        raise Broken(f"`train` has an option {clashing[0]} too, so that of the method cannot be set", "rename it")
+    require(recipe.page, "it has no docstring, so `halflabel methods` cannot say what it does", "write one")
+    reserved = reserved_options()
+    for option in recipe.options:
+        is_explained = re.search(rf"\b{option}\b", recipe.page)
+        require(is_explained, f"its docstring does not explain the option {option}", "add a sentence for each option")
+        problem = f"`train` has an option {option} too, so that of the method cannot be set"
+        require(option not in reserved, problem, "rename it")
     defaults = {name: option.default for name, option in recipe.options.items()}
     for option, values in (recipe.tune(defaults) if callable(recipe.tune) else recipe.tune).items():
         for value in values:
@@ -182,28 +181,24 @@ def check_page(recipe: Recipe) -> None:
 def check_values(recipe: Recipe, regime: str) -> None:
     """Loss and gradients are finite in every epoch, and the head learns."""
     case = Case(recipe, regime)
-    learned = [each for each in (*case.model.parameters(), *case.method.parameters()) if each.requires_grad]
+    learned = _learned(case.model, case.method)
     optimizer = torch.optim.SGD(learned, lr=0.01)
     has_moved = False
     checked_step(case.method, case.model, case.batch(), 1)
     for epoch in range(1, EPOCHS + 1):
         loss = case.step(case.batch(), epoch)
-        if not bool(loss.isfinite()):
-            raise Broken(
-                f"the loss of epoch {epoch} is {loss.item():g}", "look for log(0), 0/0 and exp of large numbers"
-            )
+        problem = f"the loss of epoch {epoch} is {loss.item():g}"
+        require(loss.isfinite(), problem, "look for log(0), 0/0 and exp of large numbers")
         optimizer.zero_grad()
         torch.autograd.backward(loss)
-        if any(not bool(each.grad.isfinite().all()) for each in learned if each.grad is not None):
-            raise Broken(
-                f"a gradient of epoch {epoch} is not finite", "use softplus and logsigmoid in place of log and exp"
-            )
+        is_finite = all(bool(each.grad.isfinite().all()) for each in learned if each.grad is not None)
+        fix = "use softplus and logsigmoid in place of log and exp"
+        require(is_finite, f"a gradient of epoch {epoch} is not finite", fix)
         has_moved |= any(bool(each.grad.any()) for each in case.model.parameters() if each.grad is not None)
         optimizer.step()
         case.method.after_step(case.model)
         case.finish_epoch(epoch)
-    if not has_moved:
-        raise Broken("not one step has a gradient for the head", "compute the loss from model(...).logits")
+    require(has_moved, "not one step has a gradient for the head", "compute the loss from model(...).logits")
 
 
 def check_small_batches(recipe: Recipe, regime: str) -> None:
@@ -211,8 +206,8 @@ def check_small_batches(recipe: Recipe, regime: str) -> None:
     case = Case(recipe, regime)
     batch = case.batch(torch.tensor([5]))
     for content, labels in (("one image", batch.labels), ("one image without labels", torch.zeros_like(batch.labels))):
-        if not bool(case.step(Batch(batch.index, batch.views, labels), 1).isfinite()):
-            raise Broken(f"the loss of {content} is not finite", "divide by max(count, 1)")
+        loss = case.step(Batch(batch.index, batch.views, labels), 1)
+        require(loss.isfinite(), f"the loss of {content} is not finite", "divide by max(count, 1)")
 
 
 def check_targets(recipe: Recipe, regime: str) -> None:
@@ -223,20 +218,20 @@ def check_targets(recipe: Recipe, regime: str) -> None:
     for epoch in range(1, EPOCHS + 1):
         torch.manual_seed(epoch)
         pos, neg = case.method.relabel(batch, case.model(batch.views[0]).logits.detach(), epoch)
-        if not bool((pos >= 0).all() and (neg >= 0).all()):
-            raise Broken(f"a target of epoch {epoch} is negative", "the weights pos and neg are 0 or more")
-        if pos.requires_grad or neg.requires_grad:
-            raise Broken("targets have a gradient", "compute them from detached scores")
-        agrees = (pos[present] > 0).all() and (neg[present] == 0).all() and (neg[absent] > 0).all()
-        if not case.method.changes_known and not bool(agrees and (pos[absent] == 0).all()):
-            raise Broken(
-                f"a known label has the wrong target in epoch {epoch}",
-                "present: pos > 0 and neg = 0, absent the reverse; or set `changes_known = True` in the Method",
-            )
+        is_weight = (pos >= 0).all() and (neg >= 0).all()
+        require(is_weight, f"a target of epoch {epoch} is negative", "the weights pos and neg are 0 or more")
+        has_gradient = pos.requires_grad or neg.requires_grad
+        require(not has_gradient, "targets have a gradient", "compute them from detached scores")
+        is_present, is_absent = (pos > 0) & (neg == 0), (neg > 0) & (pos == 0)
+        require(
+            case.method.changes_known or (is_present[present].all() and is_absent[absent].all()),
+            f"a known label has the wrong target in epoch {epoch}",
+            "present: pos > 0 and neg = 0, absent the reverse; or set `changes_known = True` in the Method",
+        )
         case.finish_epoch(epoch)
     relabel, logits = case.method.relabel, 9 * torch.randn(batch.labels.shape)
-    if relabel.is_static and not all(map(torch.equal, relabel(batch, logits, 1), relabel(batch, -logits, 2))):
-        raise Broken("targets depend on scores or epoch, and `is_static` is True", "set it to False")
+    is_same = not relabel.is_static or all(map(torch.equal, relabel(batch, logits, 1), relabel(batch, -logits, 2)))
+    require(is_same, "targets depend on scores or epoch, and `is_static` is True", "set it to False")
 
 
 def check_order(recipe: Recipe, regime: str) -> None:
@@ -253,11 +248,11 @@ def check_order(recipe: Recipe, regime: str) -> None:
         loss = case.step(batch, epoch).detach()
         case.method = before
         permuted_loss = case.step(permuted, epoch).detach()
-        if not torch.allclose(loss, permuted_loss, rtol=1e-5, atol=1e-6):
-            raise Broken(
-                f"the loss of epoch {epoch} is {loss:g}, and {permuted_loss:g} for the same images in another order",
-                "use batch.index to tell images apart; if the method draws at random, set `samples = True` in it",
-            )
+        require(
+            torch.allclose(loss, permuted_loss, rtol=1e-5, atol=1e-6),
+            f"the loss of epoch {epoch} is {loss:g}, and {permuted_loss:g} for the same images in another order",
+            "use batch.index to tell images apart; if the method draws at random, set `samples = True` in it",
+        )
         case.finish_epoch(epoch)
 
 
@@ -292,11 +287,11 @@ def check_half_precision(recipe: Recipe, regime: str) -> None:
             torch.autograd.backward(loss)
             gradients = [logits.grad for logits in model.seen if logits.grad is not None]
             gradients += [each.grad for each in case.method.parameters() if each.grad is not None]
-            if not all(bool(value.isfinite().all()) for value in (loss, *gradients)):
-                raise Broken(
-                    f"logits of {sign * 1e4:g} in half precision give a loss or a gradient that is not finite",
-                    "start with halflabel.types.at_least_float32(logits), and use softplus in place of log",
-                )
+            require(
+                all(bool(value.isfinite().all()) for value in (loss, *gradients)),
+                f"logits of {sign * 1e4:g} in half precision give a loss or a gradient that is not finite",
+                "start with halflabel.types.at_least_float32(logits), and use softplus in place of log",
+            )
 
 
 class _Constants(TorchFunctionMode):
@@ -330,6 +325,10 @@ class _Constants(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _learned(*modules: nn.Module) -> list[nn.Parameter]:
+    return [each for module in modules for each in module.parameters() if each.requires_grad]
+
+
 def check_gradient(recipe: Recipe, regime: str) -> None:
     """The gradient of a step agrees with finite differences of its loss, along random directions."""
     case = Case(recipe, regime)
@@ -345,7 +344,7 @@ def check_gradient(recipe: Recipe, regime: str) -> None:
     def loss_at(shift: float, seed: int) -> tuple[Tensor, Tensor]:
         """The loss after a shift of all weights along a direction, and the slope that its gradient predicts."""
         model, method = copy.deepcopy((case.model, case.method))
-        learned = [each for each in (*model.parameters(), *method.parameters()) if each.requires_grad]
+        learned = _learned(model, method)
         random = torch.Generator().manual_seed(seed)
         directions = [torch.randn(each.shape, generator=random, dtype=torch.float64) for each in learned]
         with torch.no_grad():
@@ -367,42 +366,24 @@ def check_gradient(recipe: Recipe, regime: str) -> None:
             constants.position = 0
             losses.append(loss_at(shift, seed)[0])
         difference = float(losses[0] - losses[1]) / 2e-6
-        if abs(difference - float(slope)) > 1e-4 * max(abs(difference), abs(float(slope)), 1e-3):
-            raise Broken(
-                f"the gradient predicts a slope of {float(slope):.5g}, the loss has {difference:.5g}",
-                "look for in-place changes and own backward functions; if it is meant, set `surrogate_gradient = True`",
-            )
+        require(
+            abs(difference - float(slope)) <= 1e-4 * max(abs(difference), abs(float(slope)), 1e-3),
+            f"the gradient predicts a slope of {float(slope):.5g}, the loss has {difference:.5g}",
+            "look for in-place changes and own backward functions; if it is meant, set `surrogate_gradient = True`",
+        )
 
 
 def check_state(recipe: Recipe, regime: str) -> None:
-    """A method that loads the state of another continues as it does; nothing is remembered elsewhere."""
-    config = Config(epochs=6, batch_size=16, lr=0.01, device="cpu")
-    case, fresh = Case(recipe, regime), Case(recipe, regime)
+    """Training changes nothing in a method but its state."""
+    case = Case(recipe, regime)
     watch = StateWatch(case.method)
-    case.fit(config, callback=watch)
+    case.fit(Config(epochs=6, batch_size=16, lr=0.01, device="cpu"), callback=watch)
     if watch.changed:
         raise Broken(
             f"{min(watch.changed)} changes during training and is not in the method's state: a resumed run continues "
             "without it",
-            "keep it in a buffer (register_buffer), or list it in the class attribute `recomputed` if each step "
-            "computes it anew",
+            "keep it in a buffer (register_buffer), or name it in the class attribute `recomputed` if a step makes it",
         )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fresh.method.plan(config.epochs)
-    fresh.method.load_state_dict(case.method.state_dict())
-    fresh.model.load_state_dict(case.model.state_dict())
-    case.model = copy.deepcopy(fresh.model)
-    for each in (case, fresh):
-        each.model.train()
-        each.method.train()
-    for epoch in (7, 8):
-        loss, loaded_loss = (each.step(each.batch(), epoch).detach() for each in (case, fresh))
-        if not torch.equal(loss, loaded_loss):
-            raise Broken(
-                f"with the loaded state the loss is {loaded_loss:g} instead of {loss:g}: something is not in the state",
-                "keep it in buffers (register_buffer), sized in `start`",
-            )
 
 
 class _Stop(Callback):
@@ -425,11 +406,11 @@ def check_resume(recipe: Recipe, regime: str) -> None:
             Case(recipe, regime).fit(config, folder=Path(folder), callback=_Stop(6))
         resumed = Case(recipe, regime).fit(config, folder=Path(folder), resume=True)
     for name, value in expected.items():
-        if name not in resumed or not torch.equal(resumed[name].nan_to_num(-1), value.nan_to_num(-1)):
-            raise Broken(
-                f"{name} differs after a resumed training",
-                "keep what a step changes in buffers; draw random numbers from torch's default generator only",
-            )
+        require(
+            name in resumed and torch.equal(resumed[name].nan_to_num(-1), value.nan_to_num(-1)),
+            f"{name} differs after a resumed training",
+            "keep what a step changes in buffers; draw random numbers from torch's default generator only",
+        )
 
 
 def check_loading(recipe: Recipe, regime: str) -> None:
@@ -440,13 +421,12 @@ def check_loading(recipe: Recipe, regime: str) -> None:
     try:
         loaded.load_state_dict(case.model.state_dict())
     except RuntimeError as error:
-        raise Broken(
-            f"the head cannot be loaded: {error}", "register all buffers of the head in its __init__"
-        ) from None
+        fix = "register all buffers of the head in its __init__"
+        raise Broken(f"the head cannot be loaded: {error}", fix) from None
     with torch.no_grad():
         logits, loaded_logits = (model.eval()(case.values).logits for model in (case.model, loaded))
-    if not torch.allclose(logits, loaded_logits, rtol=1e-4, atol=1e-5):  # another memory layout rounds differently
-        raise Broken("a loaded head scores otherwise", "keep all that the head needs in parameters and buffers")
+    is_same = torch.allclose(logits, loaded_logits, rtol=1e-4, atol=1e-5)  # another memory layout rounds differently
+    require(is_same, "a loaded head scores otherwise", "keep all that the head needs in parameters and buffers")
 
 
 class _TinyBackbone(Backbone):

@@ -309,14 +309,6 @@ def test_names_contain() -> None:
     assert 7 not in names
 
 
-def test_names_are_distinct(monkeypatch) -> None:
-    for many in (1, 1_000):
-        monkeypatch.setattr("halflabel.labels.names._MANY", many)
-        assert list(Names(["b", "a", "c"])) == ["b", "a", "c"]
-        with pytest.raises(UserError, match="'a' is given twice"):
-            Names(["b", "a", "c", "a"])
-
-
 def test_names_are_given_out_in_pieces(monkeypatch) -> None:
     monkeypatch.setattr("halflabel.labels.names._CHUNK", 2)
     assert list(Names("abcde")) == list("abcde")
