@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from halflabel.comparison.bench import Trained, run_grid
-from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
+from halflabel.comparison.grid import Candidate, Grid, Outcome, Task
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.store import Store
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import Config

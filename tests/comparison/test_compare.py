@@ -17,7 +17,8 @@ from digit_scenes import scenes, write_folder
 
 from halflabel import metrics
 from halflabel.comparison.bench import Bench, Trained
-from halflabel.comparison.grid import Candidate, LabelMask, Task
+from halflabel.comparison.grid import Candidate, Task
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.result import Trials
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError

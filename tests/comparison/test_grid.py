@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task, parse_budget
+from halflabel.comparison.grid import Candidate, Grid, Outcome, Task, parse_budget
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.fitting.config import Config

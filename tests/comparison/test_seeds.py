@@ -17,7 +17,8 @@ from halflabel.cli import compare as command
 from halflabel.cli import terminal as terminal_module
 from halflabel.cli.terminal import SafeConsole
 from halflabel.comparison.conclusions import describe_trials
-from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
+from halflabel.comparison.grid import Candidate, Grid, Outcome, Task
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.result import Row, TaskScorer, Trials, summarise
 from halflabel.comparison.store import Store
 from halflabel.labels.table import Table

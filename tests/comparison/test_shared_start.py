@@ -14,7 +14,8 @@ from torch import Tensor
 
 import halflabel.fitting.loop
 from halflabel.comparison.bench import Bench, Start, copy_start, read_start
-from halflabel.comparison.grid import Candidate, LabelMask, Task
+from halflabel.comparison.grid import Candidate, Task
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.sources import OutOfTime, split_data
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone

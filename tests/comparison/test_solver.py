@@ -13,7 +13,8 @@ import torch
 
 from halflabel import metrics
 from halflabel.comparison.bench import Bench
-from halflabel.comparison.grid import Candidate, LabelMask, Task
+from halflabel.comparison.grid import Candidate, Task
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.result import TaskScorer, Trials
 from halflabel.comparison.sources import split_data
 from halflabel.comparison.store import Store

@@ -12,7 +12,8 @@ import torch
 
 from halflabel.comparison import sources
 from halflabel.comparison.bench import Bench
-from halflabel.comparison.grid import Candidate, LabelMask, Task
+from halflabel.comparison.grid import Candidate, Task
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.sources import split_data
 from halflabel.comparison.study import study
 from halflabel.errors import UserError

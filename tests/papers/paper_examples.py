@@ -6,7 +6,6 @@ from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
 from halflabel.papers.result import Reproduction, TableFigure
-from halflabel.papers.spec import Column, PrintedTable
 
 
 def run(*words: object) -> Result:
@@ -20,7 +19,3 @@ def figure(result: Reproduction, row: str, measure: str, condition: str | None =
         if cell.row == row and cell.measure == measure and condition in (None, cell.condition)
     ]
     return match
-
-
-def columns(printed: PrintedTable) -> tuple[Column, ...]:
-    return tuple(dict.fromkeys(column for cells in printed.rows.values() for column in cells))

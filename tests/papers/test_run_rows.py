@@ -27,8 +27,8 @@ SMALL = Overrides(backbone="tiny", size=32, device="cpu", workers=0)
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch of 12 images, of which the mask leaves 5 labelled, instead of 4,000 of each of five batches."""
     table = TABLES["S3-table1"]
-    conditions = tuple(replace(condition, trials=({"batch": 1},)) for condition in table.conditions)
-    monkeypatch.setitem(TABLES, "S3-table1", replace(table, conditions=conditions))
+    conditions = tuple(each.model_copy(update={"trials": ({"batch": 1},)}) for each in table.conditions)
+    monkeypatch.setitem(TABLES, "S3-table1", table.model_copy(update={"conditions": conditions}))
 
 
 @pytest.mark.usefixtures("small_cifar")
@@ -86,15 +86,6 @@ def test_s5_linear_init_has_its_own_learning_rate_and_epochs(
     role = next(row for row in table.rows if row.name == "ROLE")
     config = set_up_cell(table.cell(role, table.conditions[0]), Overrides()).config
     assert (config.linear_init, config.linear_lr) == (0, None)
-
-
-def test_options_and_deviations_of_huynh_2020() -> None:
-    for id in ("S1-table1", "S4-table4"):
-        rows = {row.name: row for row in TABLES[id].rows}
-        assert rows["CNN-RNN"].options == {"unknown": "negative"}
-    rows = {row.name: row for row in TABLES["S1-table1"].rows}
-    assert any("linear, and the paper's is not" in line for line in rows["Fast0Tag"].differs)
-    assert any("learned, the paper uses class semantics" in line for line in rows["Wsabie"].differs)
 
 
 def test_species_are_side_information_of_s1_figure3(tmp_path: Path, fits: list[dict[str, Any]]) -> None:

@@ -98,17 +98,6 @@ def test_s1_table2_is_tested_on_validation_images(
     assert "tested: the images of the split validation; on the split validation, the epoch" in needs
 
 
-def test_s1_rows_without_graph_are_skipped(open_images: Path, tmp_path: Path) -> None:
-    result = reproduce("S1-table3", open_images, out=tmp_path / "out", overrides=SMALL)
-    assert [line.partition(":")[0] for line in result.skipped] == ["wiki", "wiki+wordnet"]
-    assert all("Wikipedia" in line for line in result.skipped)
-    assert figure(result, "wiki", "All classes").published == 76.74
-    assert math.isnan(figure(result, "wiki", "All classes").ours)
-    assert figure(result, "co-occurrence", "Group 5").published == 86.23
-    assert not math.isnan(figure(result, "co-occurrence", "Group 5").ours)
-    assert "Wikipedia" in run("reproduce", "S1-table3").stdout
-
-
 def test_s2_open_images_of_the_boxable_classes(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     data = tmp_path / "data"
     shutil.copytree(open_images, data)
@@ -147,8 +136,7 @@ def test_s2_strategies_by_share(coco2014: Path, tmp_path: Path, fits: list[dict[
     )
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
-    assert "ResNet-50, dense, all labels of 10 % of the images, seed 0" in text
-    assert "ResNet-50, noisy, all labels, 50 % of each image's wrong, seed 0" in text
+    assert "all labels of 10 % of the images (ResNet-50, dense)" in text
     content = json.loads((tmp_path / "out" / "reproduction.json").read_text())
     figures = {(entry["row"], entry["condition"]): entry for entry in content["figures"]}
     assert ("ResNet-50, noisy", "10 %") not in figures  # the paper has none

@@ -48,39 +48,6 @@ def test_a_sweep_of_learning_rates_keeps_them_on_a_frozen_backbone() -> None:
     assert setup_of("S2-figure10", "BCE, lr 0.1", tune="head", lr=0.5).lr == 0.5
 
 
-def test_figures_have_the_settings_of_the_papers() -> None:
-    for a in (1, 10):  # section 4.6 of Huynh 2020
-        cub = setup_of("S1-figure3", f"IMCL, a = {a}")
-        assert {
-            "lambda_y": 2,
-            "lambda_f": 0.5,
-            "k": 5,
-            "graph": "identity",
-            "side_weight": a,
-        }.items() <= cub.options.items()
-        assert (cub.lr, cub.config.epochs, cub.config.batch_size) == (0.01, 3, 32)
-    assert setup_of("S1-figure3", "curriculum").config.epochs == 3
-    coco = setup_of("S1-figure4", "IMCL")
-    assert {"lambda_y": 0.5, "lambda_f": 0.5, "k": 3, "k_a": 50}.items() <= coco.options.items()
-    settings = coco.config
-    assert (coco.config.backbone, settings.batch_size, settings.epochs) == ("vgg16.tv_in1k", 1, 4)
-    assert [coco.lr * learning_rate_factor(epoch, settings) for epoch in (1, 3)] == pytest.approx([0.01, 0.001])
-    assert {setup_of("S2-figure10", f"{row}, lr 0.02").lr for row in ("BCE", "partial-BCE")} == {0.02}
-    assert [row.options["alpha"] for row in TABLES["S4-figure4a"].rows] == [0.1, 0.2, 0.3, 0.4, 0.5]
-
-
-def test_lines_about_pre_training_are_true() -> None:
-    def lines(id: str, **overrides: Any) -> str:
-        return " ".join(setup_of(id, "warp" if id == "S3-table1" else "logistic", **overrides).differs)
-
-    assert "pre-trained on Open Images" in lines("S1-table1")
-    assert not any("Open Images" in lines(id) for id in ("S1-figure3", "S1-figure4"))
-    table = TABLES["S3-table1"]
-    cell = table.cell(table.rows[0], table.conditions[1])
-    assert not set_up_cell(cell, Overrides()).pretrained  # random weights, unless the user gives others
-    assert set_up_cell(cell, Overrides(weights="own.pt")).pretrained
-
-
 def test_options_scale_with_the_stated_number_of_epochs() -> None:
     assert setup_of("S4-table1", "csl", epochs=2).options == {"prior_epochs": 1}
     assert setup_of("S4-table1", "csl", epochs=20).options == {}

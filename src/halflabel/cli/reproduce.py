@@ -124,7 +124,7 @@ def _show_tables() -> None:
     for table in tables.TABLES.values():
         sets = dict.fromkeys(datasets.DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
         runnable = sum(row.method is not None for row in table.rows)
-        paper, what = tables.paper_of(table.id).partition(":")[0], tables.caption_of(table)
+        paper, what = table.paper.partition(":")[0], table.caption
         shown.add_row(
             f"[bold]{table.id}[/]", escape(paper), escape(what), ", ".join(sets), f"{runnable} of {len(table.rows)}"
         )
@@ -136,8 +136,8 @@ def _show_tables() -> None:
 
 def _show_table(id: str) -> None:
     """Print what a table needs: its protocol, its rows and its data."""
-    table, caption = tables.find_table(id), tables.caption_of(tables.find_table(id))
-    console.print(f"[bold]{table.id}[/]  {escape(tables.paper_of(id))}\n{escape(caption)}")
+    table = tables.find_table(id)
+    console.print(f"[bold]{table.id}[/]  {escape(table.paper)}\n{escape(table.caption)}")
     console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)))
     console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.method)))
     for name, reason in table.skipped().items():
@@ -145,9 +145,8 @@ def _show_table(id: str) -> None:
     console.print("\n[bold]protocol[/]")
     for line in paper_result.describe_table(table):
         console.print(f"  {escape(line)}")
-    for note in table.notes:
-        if note != caption:
-            console.print(f"  {escape(note)}")
+    for note in table.protocol:
+        console.print(f"  {escape(note)}")
     layouts = {each.dataset: datasets.dataset_layout(each.dataset, **each.dataset_options) for each in table.conditions}
     for name, layout in layouts.items():
         console.print(f"\n[bold]{name}[/]: {escape(layout.source)}")

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel import __version__
-from halflabel.comparison.grid import Candidate, Grid, LabelMask, Options, Outcome, Results, Task
+from halflabel.comparison.grid import Candidate, Grid, Options, Outcome, Results, Task
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.sources import ExperimentSources, OutOfTime, Parts
 from halflabel.comparison.store import Store, method_digest
 from halflabel.errors import UserError

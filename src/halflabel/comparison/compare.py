@@ -13,7 +13,8 @@ from torch import Tensor
 from halflabel import __version__
 from halflabel.comparison.bench import Bench, run_grid
 from halflabel.comparison.conclusions import conclude_comparison, describe_trials
-from halflabel.comparison.grid import BASE, NAIVE, Candidate, Grid, LabelMask, Results, Search, deadline_of
+from halflabel.comparison.grid import BASE, NAIVE, Candidate, Grid, Results, Search, deadline_of
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.result import Failure, Kind, TaskScorer, Trials, summarise
 from halflabel.comparison.sources import choosing_labels, split_data, without_model_labels
 from halflabel.comparison.store import Store

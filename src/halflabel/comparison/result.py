@@ -16,7 +16,8 @@ from scipy.special import stdtrit
 
 from halflabel import metrics
 from halflabel.comparison.bench import Bench
-from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Outcome, Results, Task
+from halflabel.comparison.grid import NAIVE, Candidate, Grid, Outcome, Results, Task
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.store import Store
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions

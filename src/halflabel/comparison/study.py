@@ -17,7 +17,7 @@ from torch import Tensor
 
 from halflabel.comparison.compare import ExperimentOptions, FinishedTrials, make_bench, run_trials
 from halflabel.comparison.conclusions import MEANING, conclude, conclude_growth
-from halflabel.comparison.grid import GROWING, LabelMask
+from halflabel.comparison.label_mask import GROWING, LabelMask
 from halflabel.comparison.result import (
     RESAMPLES,
     Backtest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,232 +18,21 @@ from halflabel.errors import UserError, error_summary, in_python, missing_packag
 from halflabel.features.heads import Model as Network
 from halflabel.features.scoring import score_source
 from halflabel.fitting import checkpoint
-from halflabel.fitting.config import Config
 from halflabel.images.decode import BadImage, read_image
 from halflabel.images.sources import Images, Subset, open_images
 from halflabel.labels.names import Names
-from halflabel.labels.table import Table
-from halflabel.methods.base import Method, recipe, seeded
+from halflabel.methods.base import recipe, seeded
 from halflabel.methods.imcl import Interactive
 from halflabel.methods.parts.label_graph import Edges
 from halflabel.methods.parts.matching_pursuit import Similar
-from halflabel.report.curves import check_scores
-from halflabel.report.run_facts import HeldOutResults, read_run_facts
+from halflabel.report.run_facts import read_run_facts
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
 from halflabel.system.files import atomic_write, write_csv, write_json
+from halflabel.system.format import shorten
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
 from halflabel.types import Sweep
-
-BLUE, ORANGE, GREY = "#2b6cb0", "#d97706", "#9ca3af"
-
-
-def literal(name: str) -> str:
-    """Escape the name of a class, a method or a file: matplotlib reads text between two dollar signs as a formula.
-
-    >>> print(literal("a$^$b"))
-    a\\$^\\$b
-    """
-    return name.replace("$", r"\$")
-
-
-def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure of this size in inches."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def save_figure(figure: Any, path: Path, *, caption: str = "") -> None:
-    """Write a figure as PNG atomically, with the caption below it, without touching matplotlib's global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
-    options: dict[str, Any] = {}
-    if caption:
-        figure.text(0.01, -0.01, literal(caption), va="top", fontsize="small", color="#4b5563")
-        options = {"bbox_inches": "tight", "pad_inches": 0.12}
-    with atomic_write(path) as temporary, warnings.catch_warnings():
-        # A name may contain letters that the font lacks. Matplotlib draws boxes for them; the user cannot change that.
-        warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
-        figure.savefig(temporary, format="png", dpi=130, **options)
-
-
-MAX_TITLE = 22  # characters of a name that fit above a photo
-Pixels = NDArray[np.uint8]
-
-
-class LabelEdge(NamedTuple):
-    """`label` is inferred from `neighbour` with this weight."""
-
-    label: str
-    neighbour: str
-    weight: float
-    start_weight: float  # before training
-
-
-def strongest_edges(before: Edges, after: Edges, classes: Names | Sequence[str], n: int = 20) -> list[LabelEdge]:
-    """The n edges with the largest weights between different labels, largest first; ties by class number.
-
-    `before` and `after` are the same edges in the same order, before and after training. Edges of weight 0, which
-    training has removed, are left out.
-    """
-    between = np.flatnonzero((after.rows != after.cols) & (after.weights > 0))
-    order = between[np.lexsort((after.cols[between], after.rows[between], -after.weights[between]))][:n]
-    return [
-        LabelEdge(
-            classes[int(after.rows[e])], classes[int(after.cols[e])], float(after.weights[e]), float(before.weights[e])
-        )
-        for e in order
-    ]
-
-
-def spread_queries(similar: Similar, most: int = 6) -> list[int]:
-    """Row numbers of at most `most` images that have a neighbour, evenly spread."""
-    with_neighbour = np.flatnonzero((similar.index >= 0).any(1).cpu().numpy())
-    if not len(with_neighbour):
-        raise FigureUnavailable("not one image has a neighbour")
-    places = np.unique(np.linspace(0, len(with_neighbour) - 1, most).astype(int))
-    return [int(i) for i in with_neighbour[places]]
-
-
-def draw_image_neighbours(
-    photos: Mapping[int, Pixels],
-    similar: Similar,
-    queries: Sequence[int],
-    titles: Mapping[int, str],
-    path: Path,
-    caption: str = "",
-) -> None:
-    """Draw one row per query: the image, then its neighbours in order of choice, with c (labels) and c̄ (features).
-
-    photos: (H, W, 3) of the query and neighbour images, by their row number in `similar`; a missing photo leaves its
-    place blank. titles: the text above each photo.
-    """
-    index = similar.index.cpu()
-    weights = [part.cpu() for part in similar.weights]
-    columns = 1 + max(int((index[list(queries)] >= 0).sum(1).max()), 1)
-    figure = new_figure(1.9 * columns, 2.05 * len(queries))
-    for query, axes in zip(queries, figure.subplots(len(queries), columns, squeeze=False), strict=True):
-        for panel in axes:
-            panel.axis("off")
-            panel.set_anchor("N")
-        _show_photo(axes[0], photos.get(query), titles[query])
-        axes[0].axis("on")
-        axes[0].set(xticks=[], yticks=[])
-        for spine in axes[0].spines.values():
-            spine.set(visible=True, color=BLUE, linewidth=2.5)
-        for place, neighbour in enumerate(index[query, : columns - 1].tolist()):
-            if neighbour >= 0:
-                text = " · ".join(
-                    f"{name} {float(part[query, place]):.2f}" for name, part in zip(("c", "c̄"), weights, strict=False)
-                )
-                _show_photo(axes[1 + place], photos.get(neighbour), f"{titles[neighbour]}\n{text}")
-    save_figure(figure, path, caption=caption)
-
-
-def draw_label_neighbours(
-    before: Edges, after: Edges, classes: Names | Sequence[str], path: Path, n: int = 30, caption: str = ""
-) -> None:
-    """Draw bars of the n strongest edges between different labels, with the weights before training."""
-    edges = strongest_edges(before, after, classes, n)[::-1]
-    if not edges:
-        raise FigureUnavailable("no label is connected to another one")
-    figure = new_figure(6.5, 1.4 + 0.24 * len(edges))
-    axes = figure.subplots()
-    places = np.arange(len(edges))
-    axes.barh(places, [edge.weight for edge in edges], color=BLUE, label="learned")
-    axes.plot([edge.start_weight for edge in edges], places, "|", color="black", ms=9, mew=2, label="at the start")
-    axes.set_yticks(places, [f"{literal(edge.label)} ← {literal(edge.neighbour)}" for edge in edges], fontsize="small")
-    axes.set_ylim(-0.7, len(edges) - 0.3)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("weight of the edge")
-    axes.grid(axis="x", color=GREY, alpha=0.3)
-    axes.legend(loc="lower right", fontsize="small")
-    total = int(((after.rows != after.cols) & (after.weights > 0)).sum())
-    axes.set_title(f"the {len(edges)} strongest of {total:,} edges between labels", fontsize="medium")
-    save_figure(figure, path, caption=caption)
-
-
-def _show_photo(axes: Any, photo: Pixels | None, title: str) -> None:
-    if photo is not None:
-        axes.imshow(photo)
-    lines = [line if len(line) <= MAX_TITLE else f"{line[: MAX_TITLE - 1]}…" for line in title.splitlines()]
-    axes.set_title(literal("\n".join(lines)), fontsize="small")
-
-
-Floats = NDArray[np.float64]
-_COLOURS = {"present": "#2a9d5c", "absent": "#d1495b"}
-
-
-class ScoreDensities(NamedTuple):
-    """Score densities of true positives and true negatives, and the distance between the two."""
-
-    edges: Floats  # (bins + 1,)
-    present: Floats  # (bins,) density over all classes; integrates to 1, NaN without any positive
-    absent: Floats  # (bins,)
-    distance: float  # Wasserstein distance over all classes
-    per_class: Floats  # (C,) Wasserstein distance per class; NaN for classes without positives or without negatives
-
-
-def score_densities(scores: ArrayLike, truth: ArrayLike, bins: int = 50) -> ScoreDensities:
-    """Score densities of positives and negatives, and their Wasserstein distance W₁ = ∫ |F⁺(s) − F⁻(s)| ds.
-
-    scores (N, C) in [0, 1], NaN for unreadable images; truth (N, C) in {−1, 0, +1}, entries of value 0 are ignored.
-    W₁ is 0 for equal distributions and 1 for perfect scores. Zhou 2022 compares methods by it.
-    """
-    scores, truth = check_scores(scores, truth)
-    is_readable = ~np.isnan(scores)
-    present, absent = (truth > 0) & is_readable, (truth < 0) & is_readable
-    edges = np.linspace(0, 1, bins + 1)
-    return ScoreDensities(
-        edges,
-        _density(scores[present], edges),
-        _density(scores[absent], edges),
-        _distance(scores[present], scores[absent]),
-        np.array([_distance(x[on], x[off]) for x, on, off in zip(scores.T, present.T, absent.T, strict=True)]),
-    )
-
-
-def draw_score_densities(
-    densities: ScoreDensities, path: Path, classes: Sequence[str], most: int = 40, caption: str = ""
-) -> None:
-    """Draw the two densities over all classes, and bars of the `most` smallest distances per class."""
-    measured = np.flatnonzero(~np.isnan(densities.per_class))
-    shown = measured[np.argsort(densities.per_class[measured], kind="stable")][:most][::-1]
-    figure = new_figure(10, max(3.6, 1 + 0.2 * len(shown)))
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    for meaning, density in (("present", densities.present), ("absent", densities.absent)):
-        left.stairs(density, densities.edges, fill=True, alpha=0.45, color=_COLOURS[meaning], label=f"truly {meaning}")
-    left.set_yscale("symlog", linthresh=1)
-    left.set_ylim(bottom=0)
-    left.set_xlim(0, 1)
-    left.set_xlabel("score")
-    left.set_ylabel("density")
-    left.legend(loc="upper center")
-    left.set_title(f"all classes: Wasserstein distance {densities.distance:.3f}", fontsize="medium")
-    names = [literal(classes[c]) for c in shown]
-    right.barh(np.arange(len(shown)), densities.per_class[shown], color=BLUE)
-    right.set_yticks(np.arange(len(shown)), names, fontsize="small")
-    right.axvline(densities.distance, color=GREY, lw=1)
-    right.set_xlim(0, 1)
-    right.set_xlabel("Wasserstein distance")
-    title = f"the {len(shown)} smallest of {len(measured)} classes" if len(measured) > len(shown) else "per class"
-    right.set_title(title, fontsize="medium")
-    save_figure(figure, path, caption=caption)
-
-
-def _density(scores: Floats, edges: Floats) -> Floats:
-    if not len(scores):
-        return np.full(len(edges) - 1, np.nan)
-    return np.histogram(scores, edges, density=True)[0].astype(np.float64)
-
-
-def _distance(present: Floats, absent: Floats) -> float:
-    """W₁ of two samples; NaN if one of them is empty."""
-    return float(wasserstein_distance(present, absent)) if len(present) and len(absent) else np.nan
-
 
 SOURCES = {
     "densities": "After Zhou 2022 (Acknowledging the Unknown), further analysis: how far the scores of true positives "
@@ -253,7 +42,15 @@ SOURCES = {
     "image neighbours": "After Huynh 2020 (interactive multi-label CNN learning), figure 1: the learned similarity of "
     "images.",
 }
-PHOTOS_SHOWN = 6
+_BLUE, _GREY = "#2b6cb0", "#9ca3af"
+_COLOURS = {"present": "#2a9d5c", "absent": "#d1495b"}
+_CLASSES = 40  # with the smallest distances, which are drawn as bars
+_EDGES = 30  # between labels, which are drawn as bars
+_PHOTOS = 6  # whose neighbours are drawn
+_PHOTO_SIDE = 320  # pixels of a photo's longer side
+_SAMPLE_STREAM = 0x66696775  # random stream that orders the images
+
+Floats = NDArray[np.float64]
 
 
 class DrawnFigure(NamedTuple):
@@ -262,6 +59,10 @@ class DrawnFigure(NamedTuple):
     name: str
     files: tuple[Path, ...]
     remark: str
+
+
+class FigureUnavailable(Exception):
+    """This run cannot have this figure; the message is the reason."""
 
 
 def draw_figures(
@@ -292,71 +93,165 @@ def draw_figures(
     return drawn
 
 
+class ScoreDensities(NamedTuple):
+    """Score densities of true positives and true negatives, and the distance between the two."""
+
+    edges: Floats  # (bins + 1,)
+    present: Floats  # (bins,) density over all classes; integrates to 1, NaN without any positive
+    absent: Floats  # (bins,)
+    wasserstein: float  # distance over all classes
+    per_class: Floats  # (C,) distance per class; NaN for classes without positives or without negatives
+
+
+def score_densities(scores: ArrayLike, truth: ArrayLike, bins: int = 50) -> ScoreDensities:
+    """Score densities of positives and negatives, and their Wasserstein distance W₁ = ∫ |F⁺(s) − F⁻(s)| ds.
+
+    scores (N, C) in [0, 1], NaN for unreadable images; truth (N, C) in {−1, 0, +1}, entries of value 0 are ignored.
+    W₁ is 0 for equal distributions and 1 for perfect scores. Zhou 2022 compares methods by it.
+    """
+    scores, truth = np.asarray(scores, np.float64), np.asarray(truth)
+    present, absent = (truth > 0) & ~np.isnan(scores), (truth < 0) & ~np.isnan(scores)
+    edges = np.linspace(0, 1, bins + 1)
+
+    def density(values: Floats) -> Floats:
+        return np.histogram(values, edges, density=True)[0] if len(values) else np.full(bins, np.nan)
+
+    def distance(positives: Floats, negatives: Floats) -> float:
+        return float(wasserstein_distance(positives, negatives)) if len(positives) and len(negatives) else np.nan
+
+    per_class = [distance(x[on], x[off]) for x, on, off in zip(scores.T, present.T, absent.T, strict=True)]
+    values = scores[present], scores[absent]
+    return ScoreDensities(
+        edges, density(scores[present]), density(scores[absent]), distance(*values), np.array(per_class)
+    )
+
+
 def _densities(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
-    measured, truth, labels_from = inputs.held_out()
-    if not ((truth > 0).any() and (truth < 0).any()):
+    """Draw the two densities over all classes, and bars of the smallest distances per class."""
+    measured, truth = inputs.facts.held_out, inputs.run.read_truth()
+    if measured is None:
+        raise FigureUnavailable("no images were held out: train with ‹held_out=0.2›")
+    table, labels, source = inputs.facts.table, measured.labels, "by their known labels"
+    if truth is not None:
+        truth = truth.subset(truth.images.index(table.images.array), truth.classes.index(table.classes.array))
+        labels, source = truth.rows(measured.images), "by the hidden truth"
+    if not ((labels > 0).any() and (labels < 0).any()):
         raise FigureUnavailable(
             "the held-out images have no known positive or no known negative: train with ‹truth=LABELS›"
         )
-    densities = score_densities(measured.scores, truth)
-    classes = list(inputs.facts.table.classes)
+    densities = score_densities(measured.scores, labels)
+    classes, images = list(table.classes), f"{len(measured.images)} held-out images, {source}"
+    with_distance = np.flatnonzero(~np.isnan(densities.per_class))
+    shown = with_distance[np.argsort(densities.per_class[with_distance], kind="stable")][:_CLASSES][::-1]
+    figure = _new_figure(10, max(3.6, 1 + 0.2 * len(shown)))
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for meaning, density in (("present", densities.present), ("absent", densities.absent)):
+        left.stairs(density, densities.edges, fill=True, alpha=0.45, color=_COLOURS[meaning], label=f"truly {meaning}")
+    left.set_yscale("symlog", linthresh=1)
+    left.set(xlim=(0, 1), ylim=(0, None), xlabel="score", ylabel="density")
+    left.legend(loc="upper center")
+    left.set_title(f"all classes: Wasserstein distance {densities.wasserstein:.3f}", fontsize="medium")
+    right.barh(np.arange(len(shown)), densities.per_class[shown], color=_BLUE)
+    right.set_yticks(np.arange(len(shown)), [literal(classes[c]) for c in shown], fontsize="small")
+    right.axvline(densities.wasserstein, color=_GREY, lw=1)
+    right.set(xlim=(0, 1), xlabel="Wasserstein distance")
+    right.set_title(f"the {len(shown)} smallest of {len(with_distance)} classes", fontsize="medium")
     picture = out / "densities.png"
-    images = f"{len(measured.images)} held-out images, {labels_from}"
-    caption = f"{SOURCES['densities']}\n{images}."
-    draw_score_densities(densities, picture, classes, caption=caption)
-    numbers = {"on": images, "wasserstein": densities.distance, **densities._asdict()}
-    numbers["per_class"] = dict(zip(classes, densities.per_class.tolist(), strict=True))
-    del numbers["distance"]
-    write_json(out / "densities.json", {"figure": SOURCES["densities"], **numbers})
+    save_figure(figure, picture, f"{SOURCES['densities']}\n{images}.")
+    numbers = {**densities._asdict(), "per_class": dict(zip(classes, densities.per_class.tolist(), strict=True))}
+    write_json(out / "densities.json", {"figure": SOURCES["densities"], "on": images, **numbers})
     return picture, out / "densities.json"
 
 
-def _learned_method(inputs: FigureInputs) -> Interactive:
-    """The method imcl of the run with what it has learned."""
-    name = Config.from_dict(inputs.facts.config).method
-    method = inputs.method if name == "imcl" else None
-    if not isinstance(method, Interactive):
-        raise FigureUnavailable(f"{name} learns no similarities: imcl does")
-    return method
+class LabelEdge(NamedTuple):
+    """`label` is inferred from `neighbour` with this weight."""
+
+    label: str
+    neighbour: str
+    weight: float
+    start_weight: float  # before training
+
+
+def strongest_edges(before: Edges, after: Edges, classes: Names | Sequence[str]) -> list[LabelEdge]:
+    """The edges between different labels, strongest first; ties by class number.
+
+    `before` and `after` are the same edges in the same order, before and after training. Edges of weight 0, which
+    training has removed, are left out.
+    """
+    between = np.flatnonzero((after.rows != after.cols) & (after.weights > 0))
+    order = between[np.lexsort((after.cols[between], after.rows[between], -after.weights[between]))]
+    names = [(classes[int(after.rows[e])], classes[int(after.cols[e])]) for e in order]
+    weights = zip(after.weights[order].tolist(), before.weights[order].tolist(), strict=True)
+    return [LabelEdge(*pair, *both) for pair, both in zip(names, weights, strict=True)]
 
 
 def _label_neighbours(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
-    method, classes = _learned_method(inputs), inputs.facts.table.classes
+    """Draw bars of the strongest edges between different labels, with the weights before training."""
+    method, classes = inputs.method, inputs.facts.table.classes
     after = method.graph.edges()
     before = after._replace(weights=method.start_weights.cpu().numpy().astype(np.float64))
+    edges = strongest_edges(before, after, classes)
+    if not edges:
+        raise FigureUnavailable("no label is connected to another one")
+    shown = edges[:_EDGES][::-1]
+    figure = _new_figure(6.5, 1.4 + 0.24 * len(shown))
+    axes, places = figure.subplots(), np.arange(len(shown))
+    axes.barh(places, [edge.weight for edge in shown], color=_BLUE, label="learned")
+    axes.plot([edge.start_weight for edge in shown], places, "|", color="black", ms=9, mew=2, label="at the start")
+    axes.set_yticks(places, [f"{literal(edge.label)} ← {literal(edge.neighbour)}" for edge in shown], fontsize="small")
+    axes.set(xlim=(0, None), ylim=(-0.7, len(shown) - 0.3), xlabel="weight of the edge")
+    axes.grid(axis="x", color=_GREY, alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    axes.set_title(f"the {len(shown)} strongest of {len(edges):,} edges between labels", fontsize="medium")
     picture = out / "label_neighbours.png"
-    draw_label_neighbours(before, after, classes, picture, caption=SOURCES["label neighbours"])
-    rows = strongest_edges(before, after, classes, len(after.rows))
-    header = ("label", "inferred from", "weight", "weight at the start")
-    write_csv(picture.with_suffix(".csv"), header, rows)
+    save_figure(figure, picture, SOURCES["label neighbours"])
+    write_csv(picture.with_suffix(".csv"), ("label", "inferred from", "weight", "weight at the start"), edges)
     return picture, picture.with_suffix(".csv")
 
 
+def spread_queries(similar: Similar, most: int = _PHOTOS) -> list[int]:
+    """Row numbers of at most `most` images that have a neighbour, evenly spread."""
+    with_neighbour = np.flatnonzero((similar.index >= 0).any(1).cpu().numpy())
+    if not len(with_neighbour):
+        raise FigureUnavailable("not one image has a neighbour")
+    places = np.unique(np.linspace(0, len(with_neighbour) - 1, most).astype(int))
+    return [int(i) for i in with_neighbour[places]]
+
+
 def _image_neighbours(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
-    method = _learned_method(inputs)
-    numbers, table = inputs.facts.training[inputs.sample], inputs.facts.table
+    """Draw one row per photo, then its neighbours in order of choice, with c (labels) and c̄ (features)."""
+    method, table = inputs.method, inputs.facts.table
+    numbers = inputs.facts.training[inputs.sample]
     labels = torch.from_numpy(table.rows(numbers))
     groups = None if method.groups is None else method.groups[torch.from_numpy(inputs.sample)]
     similar = method.neighbours(inputs.sweep.features, inputs.sweep.logits, labels, groups)
-    queries = spread_queries(similar, PHOTOS_SHOWN)
-    index = similar.index.cpu()
-    shown = sorted({*queries, *(row for row in index[queries].flatten().tolist() if row >= 0)})
-    photos = {row: photo for row in shown if (photo := inputs.read_photo(int(numbers[row]))) is not None}
-    titles = {
-        row: ", ".join(table.classes[int(c)] for c in torch.nonzero(labels[row] > 0).flatten()) or "none known"
-        for row in shown
-    }
+    queries, index = spread_queries(similar), similar.index.cpu()
+    weights = [part.cpu() for part in similar.weights]
+    columns = 1 + max(int((index[queries] >= 0).sum(1).max()), 1)
+    figure = _new_figure(1.9 * columns, 2.05 * len(queries))
+    for query, axes in zip(queries, figure.subplots(len(queries), columns, squeeze=False), strict=True):
+        for place, (panel, row) in enumerate(zip(axes, [query, *index[query, : columns - 1].tolist()], strict=True)):
+            panel.axis("off")
+            panel.set_anchor("N")
+            if row < 0:
+                continue
+            if (photo := inputs.read_photo(int(numbers[row]))) is not None:
+                panel.imshow(photo)
+            known = ", ".join(table.classes[int(c)] for c in torch.nonzero(labels[row] > 0).flatten()) or "none known"
+            title = literal(shorten(known, 22))
+            if place:
+                title += "\n" + " · ".join(
+                    f"{name} {float(part[query, place - 1]):.2f}"
+                    for name, part in zip(("c", "c̄"), weights, strict=True)
+                )
+            panel.set_title(title, fontsize="small")
     picture = out / "image_neighbours.png"
-    caption = (
-        f"{SOURCES['image neighbours']}\nAmong {len(numbers)} training images. Above each: its known classes. "
-        "c weighs labels, c̄ features."
-    )
-    draw_image_neighbours(photos, similar, queries, titles, picture, caption)
-    names, weights = table.images, [part.cpu() for part in similar.weights]
+    caption = f"{SOURCES['image neighbours']}\nAmong {len(numbers)} training images. Above each: its known classes. "
+    save_figure(figure, picture, f"{caption}c weighs labels, c̄ features.")
     rows = [
         (
-            names[int(numbers[row])],
-            names[int(numbers[neighbour])],
+            table.images[int(numbers[row])],
+            table.images[int(numbers[neighbour])],
             *(f"{float(weight[row, place]):.6g}" for weight in weights),
         )
         for row in range(len(index))
@@ -367,12 +262,32 @@ def _image_neighbours(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
     return picture, picture.with_suffix(".csv")
 
 
-PHOTO_SIDE = 320  # pixels of a photo's longer side
-_SAMPLE_STREAM = 0x66696775  # random stream that orders the images
+def literal(name: str) -> str:
+    """Escape the name of a class, a method or a file: matplotlib reads text between two dollar signs as a formula.
+
+    >>> print(literal("a$^$b"))
+    a\\$^\\$b
+    """
+    return name.replace("$", r"\$")
 
 
-class FigureUnavailable(Exception):
-    """This run cannot have this figure; the message is the reason."""
+def _new_figure(width: float, height: float) -> Any:
+    """Return an empty figure of this size in inches, without touching matplotlib's global state."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path, caption: str) -> None:
+    """Write a figure as PNG atomically, with the caption below it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    figure.text(0.01, -0.01, literal(caption), va="top", fontsize="small", color="#4b5563")
+    with atomic_write(path) as temporary, warnings.catch_warnings():
+        # A name may contain letters that the font lacks. Matplotlib draws boxes for them; the user cannot change that.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
+        figure.savefig(temporary, format="png", dpi=130, bbox_inches="tight", pad_inches=0.12)
 
 
 class FigureInputs:
@@ -389,14 +304,6 @@ class FigureInputs:
     @cached_property
     def predictor(self) -> Model:
         return Model.open(self.run)
-
-    @cached_property
-    def truth(self) -> Table | None:
-        """The labels of `train --truth`, in the image and class order of the run's own labels."""
-        truth, table = self.run.read_truth(), self.facts.table
-        if truth is None:
-            return None
-        return truth.subset(truth.images.index(table.images.array), truth.classes.index(table.classes.array))
 
     @cached_property
     def source(self) -> Images:
@@ -416,20 +323,22 @@ class FigureInputs:
     @cached_property
     def sweep(self) -> Sweep:
         """Logits and features of the sampled training images."""
-        part = Subset(self.source, self.facts.training[self.sample])
-        predictor = self.predictor
+        part, predictor = Subset(self.source, self.facts.training[self.sample]), self.predictor
         return score_source(
             predictor.network, part, device=predictor.device, mirror=predictor.config.mirror, reporter=self.reporter
         )
 
     @cached_property
-    def method(self) -> Method:
-        """The method with the state of the last checkpoint."""
+    def method(self) -> Interactive:
+        """The method imcl with what it has learned: the state of the last checkpoint."""
         config = self.predictor.config
+        if config.method != "imcl":
+            raise FigureUnavailable(f"{config.method} learns no similarities: imcl does")
         newest = checkpoint.load_newest(self.run.checkpoints / config.tune)
         if newest is None:
             raise FigureUnavailable("what the method has learned is in the run's checkpoints, and the run has none")
         method = seeded(config.seed, lambda: recipe(config.method).make(**config.options))
+        assert isinstance(method, Interactive)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training has already warned about the number of epochs
             method.plan(config.epochs)
@@ -455,14 +364,5 @@ class FigureInputs:
         except BadImage:
             return None
         photo = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-        photo.thumbnail((PHOTO_SIDE, PHOTO_SIDE))
+        photo.thumbnail((_PHOTO_SIDE, _PHOTO_SIDE))
         return np.asarray(photo)
-
-    def held_out(self) -> tuple[HeldOutResults, NDArray[np.int8], str]:
-        """The measurements on held-out images, their labels (H, C), and in words where these labels come from."""
-        measured = self.facts.held_out
-        if measured is None:
-            raise FigureUnavailable("no images were held out: train with ‹held_out=0.2›")
-        if self.truth is not None:
-            return measured, self.truth.rows(measured.images), "by the hidden truth"
-        return measured, measured.labels, "by their known labels"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from halflabel.comparison.bench import Start
-from halflabel.comparison.grid import LabelMask
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.fitting.config import Config
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS
 from halflabel.papers.spec import Condition, InitialModel, PaperMeasure, PaperTable, TableRow
-from halflabel.papers.tables import PRINTED
 from halflabel.system.files import to_json_value, write_csv, write_json
 from halflabel.system.format import counted
 
@@ -114,70 +113,59 @@ def collect_figures(
     for condition in conditions:
         present = [row for row in rows if row.applies_to(condition)]
         by_row = {row.name: _mean_per_seed(table, row, condition, seeds, values) for row in present if row.method}
+        published_on = paper_datasets.get(condition.name, "")
         for row in present:
             cell = (row.name, condition.name)
-            runs = sum((run.row, run.condition) == cell for run in values)
+            runs = sum(run[:2] == cell for run in values)
             of_runs = 0 if row.method is None else seeds * len(condition.trials) * len(table.cell(row, condition).masks)
             reason = "does not apply" if runs == of_runs else f"{runs} of {of_runs} runs finished"
             if row.method is None:
                 reason = "skipped: only the printed numbers are available"
-            elif any((run.row, run.condition) == cell for run in failures):
+            elif any(run[:2] == cell for run in failures):
                 reason = "failed"
-            unmeasured = TableFigure(
-                *(row.name, condition.name, "", math.nan, math.nan, math.nan, math.nan, math.nan, 0, runs, of_runs),
-                note=reason,
-                published_on=paper_datasets.get(condition.name, ""),
-            )
-            figures += [_measured(unmeasured, table, row, measure, by_row) for measure in table.measures]
+            for measure in table.measures:
+                base = row.relative_to if measure.relative else None
+                ours = {seed: means[measure.name] for seed, means in by_row.get(row.name, {}).items()}
+                if base is not None:
+                    both = ours.keys() & by_row[base].keys()
+                    ours = {seed: ours[seed] - by_row[base][seed][measure.name] for seed in sorted(both)}
+                per_seed = np.array([value for value in ours.values() if not math.isnan(value)])
+                mean = float(per_seed.mean()) if len(per_seed) else math.nan
+                # The reference row has its absolute value, which is not comparable with a published difference.
+                is_reference = measure.relative and base is None
+                published, spread = table.printed.get((*cell, measure.name), (math.nan, math.nan))
+                published = math.nan if is_reference else published
+                absolute = "absolute value: other rows are relative to it" if is_reference else ""
+                figures.append(
+                    TableFigure(
+                        row=row.name,
+                        condition=condition.name,
+                        measure=measure.name,
+                        published=published,
+                        published_spread=spread,
+                        ours=mean,
+                        ours_sd=float(per_seed.std(ddof=1)) if len(per_seed) > 1 else math.nan,
+                        difference=math.nan if published_on else mean - published,  # meaningless on another data set
+                        seeds=len(per_seed),
+                        runs=runs,
+                        of_runs=of_runs,
+                        relative_to=base or "",
+                        note=reason if math.isnan(mean) else absolute,
+                        published_on=published_on,
+                        per_seed=tuple(per_seed.tolist()),
+                    )
+                )
     return figures
-
-
-def _measured(
-    figure: TableFigure,
-    table: PaperTable,
-    row: TableRow,
-    measure: PaperMeasure,
-    by_row: Mapping[str, Mapping[int, Mapping[str, float]]],
-) -> TableFigure:
-    """The number of one measure; `by_row`: row -> seed -> measure -> value. Without a number, the note stays."""
-    printed = PRINTED[table.id].number(row.name, figure.condition, measure.name) if table.id in PRINTED else None
-    base = row.relative_to if measure.relative else None
-    ours = {seed: values[measure.name] for seed, values in by_row.get(row.name, {}).items()}
-    if base is not None:
-        ours = {seed: v - by_row[base][seed][measure.name] for seed, v in ours.items() if seed in by_row[base]}
-    per_seed = np.array([value for value in ours.values() if not math.isnan(value)])
-    mean = float(per_seed.mean()) if len(per_seed) else math.nan
-    # The reference row has its absolute value, which is not comparable with a published difference.
-    is_reference = measure.relative and base is None
-    published = math.nan if printed is None or is_reference else printed.value
-    absolute = "absolute value: other rows are relative to it" if is_reference else ""
-    return replace(
-        figure,
-        measure=measure.name,
-        published=published,
-        published_spread=math.nan if printed is None or printed.spread is None else printed.spread,
-        ours=mean,
-        ours_sd=float(per_seed.std(ddof=1)) if len(per_seed) > 1 else math.nan,
-        difference=math.nan if figure.published_on else mean - published,  # meaningless on another data set
-        seeds=len(per_seed),
-        relative_to=base or "",
-        note=figure.note if math.isnan(mean) else absolute,
-        per_seed=tuple(float(value) for value in per_seed),
-    )
 
 
 def _mean_per_seed(
     table: PaperTable, row: TableRow, condition: Condition, seeds: int, values: Values
 ) -> dict[int, dict[str, float]]:
     """seed -> measure -> mean over all trials and masks, for the seeds whose runs are all finished."""
-    masks = [mask.label_mask() for mask in table.cell(row, condition).masks]
+    masks, trials = table.cell(row, condition).masks, range(len(condition.trials))
     means = {}
     for seed in range(seeds):
-        runs = [
-            CellRun(row.name, condition.name, trial, mask, seed)
-            for trial in range(len(condition.trials))
-            for mask in masks
-        ]
+        runs = [CellRun(row.name, condition.name, trial, mask, seed) for trial in trials for mask in masks]
         if all(run in values for run in runs):
             means[seed] = {
                 measure.name: float(np.mean([values[run][measure.name] for run in runs])) for measure in table.measures
@@ -210,7 +198,7 @@ def describe_table(table: PaperTable) -> list[str]:
         from_random = training.backbone_weights == "random"
         lines[condition.name] = [
             f"data set {condition.dataset}{sample}",
-            f"labels that training sees: {describe_masks([mask.label_mask() for mask in condition.masks])}",
+            f"labels that training sees: {describe_masks(condition.masks)}",
             describe_training(training.config, from_random, training.initial_model),
             f"tested: {split}{condition.describe_selection()}",
             *(["images without a known label are not used for training"] if condition.labelled_only else []),
@@ -230,9 +218,9 @@ def _own_settings(row: TableRow) -> list[str]:
     """What one row is trained with instead of the condition's settings, in one line."""
     parts = [f"{name.replace('_', ' ')} {value}" for name, value in row.config.items()]
     if row.mask is not None:
-        parts.append(f"labels that training sees: {describe_masks([row.mask.label_mask()])}")
+        parts.append(f"labels that training sees: {describe_masks([row.mask])}")
     if row.masks_by_condition:
-        masks = [mask.label_mask() for mask in row.masks_by_condition.values()]
+        masks = list(row.masks_by_condition.values())
         parts.append(f"labels that training sees, by condition: {describe_masks(masks)}")
     if row.labelled_only:
         parts.append("images without a known label are not used for training")
@@ -274,10 +262,6 @@ def describe_masks(masks: Sequence[LabelMask]) -> str:
 
     >>> describe_masks([LabelMask("partial", (("exact", False), ("share", share))) for share in (0.1, 0.2, 0.3)])
     '10, 20 and 30 % of the labels, drawn one by one'
-    >>> describe_masks([LabelMask("partial", (("exact", True), ("share", 0.1)))])
-    "10 % of each image's labels"
-    >>> describe_masks([LabelMask("dense", (("share", share),)) for share in (0.1, 0.2)])
-    'all labels of 10 and 20 % of the images'
     >>> describe_masks([LabelMask(), LabelMask("single-positive"), LabelMask("corrupt", (("share", 0.5),))])
     'all labels, single-positive, corrupt at 50 %'
     """

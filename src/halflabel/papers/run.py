@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from halflabel import __version__
 from halflabel.comparison.bench import Bench, run_grid
-from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task, deadline_of
+from halflabel.comparison.grid import Candidate, Grid, Outcome, Task, deadline_of
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.sources import split_data
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError
@@ -30,7 +31,7 @@ from halflabel.papers.result import (
 )
 from halflabel.papers.settings import CellSetup, Overrides, set_up_cell
 from halflabel.papers.spec import Cell, Condition, PaperTable, TableRow
-from halflabel.papers.tables import PRINTED, caption_of, find_table, paper_of
+from halflabel.papers.tables import find_table
 from halflabel.system.files import cache_folder, to_json_value
 from halflabel.system.reporter import SILENT, Reporter
 
@@ -123,7 +124,7 @@ def plan_groups(
                 options = tuple(sorted(setup.options.items()))
                 candidate = Candidate(row.name, cell.method, options, setup.lr, setup.weight_decay)
                 for mask in cell.masks:
-                    group.jobs.setdefault((candidate, mask.label_mask()), []).append((row, condition))
+                    group.jobs.setdefault((candidate, mask), []).append((row, condition))
     return list(groups.values())
 
 
@@ -150,9 +151,6 @@ def build_grid(group: RunGroup, seeds: int) -> Grid:
     masks = tuple(dict.fromkeys(mask for _, mask in group.jobs))
     excluded = frozenset((c, m) for c in candidates for m in masks if (c, m) not in group.jobs)
     return Grid(candidates, masks, seeds, "none", excluded)
-
-
-_NO_NUMBERS = "the paper draws a figure: there are no published numbers"
 
 
 def reproduce(
@@ -381,14 +379,13 @@ class _TableRun:
 
     def result(self, missing: Mapping[str, UserError]) -> Reproduction:
         """The numbers of all finished runs, and how they were measured."""
-        table, printed = self.table, PRINTED.get(self.table.id)
-        skipped = table.skipped()
+        table, skipped = self.table, self.table.skipped()
         settings = {each.name: each.training.unsaid for each in self.conditions}
         unsaid = {name: [", ".join(words)] if words else [] for name, words in settings.items()}
         return Reproduction(
             id=table.id,
-            paper=paper_of(table.id),
-            caption=caption_of(table),
+            paper=table.paper,
+            caption=table.caption,
             figures=tuple(
                 collect_figures(
                     *(table, self.rows, self.conditions, self.seeds, self.values, self.failures, self.paper_datasets)
@@ -403,7 +400,8 @@ class _TableRun:
             unsaid=tuple(group_lines(unsaid)),
             notes=(
                 *group_lines({condition.name: condition.notes for condition in self.conditions}),
-                *((*table.notes[1:], _NO_NUMBERS) if printed is None else (*table.notes, *printed.notes)),
+                *table.protocol,
+                *table.notes,
             ),
             skipped=tuple(f"{row.name}: {skipped[row.name]}" for row in self.rows if row.name in skipped),
             missing={name: str(error) for name, error in missing.items()},
@@ -459,17 +457,6 @@ def _describe_run(run: CellRun) -> str:
     return f"{run.row}, {run.condition}{trial}, {describe_masks([run.mask])}, seed {run.seed}"
 
 
-class _DescribedTask(Task):
-    """A task that describes its label mask in the words of the protocol."""
-
-    def describe(self) -> str:
-        return f"{self.candidate.name}, {describe_masks([self.label_mask])}, seed {self.seed}, lr {self.lr:.2g}"
-
-    @classmethod
-    def of(cls, task: Task) -> _DescribedTask:
-        return cls(task.candidate, task.label_mask, task.seed, task.lr, task.options)
-
-
 class _TaskOffset(CallbackList):
     """Numbers the tasks of one group within all groups; the time left is known only in the last group."""
 
@@ -478,9 +465,8 @@ class _TaskOffset(CallbackList):
         self.before, self.total = before, total
 
     def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
-        is_last = self.before + total == self.total
-        seconds_left = seconds_left if is_last else None
-        super().on_task_start(_DescribedTask.of(task), self.before + number, self.total, seconds_left)
+        seconds_left = seconds_left if self.before + total == self.total else None
+        super().on_task_start(task, self.before + number, self.total, seconds_left)
 
     def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-        super().on_task_end(_DescribedTask.of(task), outcome, self.before + number, self.total)
+        super().on_task_end(task, outcome, self.before + number, self.total)

@@ -1,13 +1,12 @@
-"""Numbers behind the charts: reliability, score histograms, and thinning of long curves."""
+"""Numbers behind the charts: reliability, and thinning of long curves."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from halflabel.errors import UserError
 from halflabel.system.intervals import wilson
 
 Floats = NDArray[np.float64]
@@ -23,15 +22,6 @@ class Reliability(NamedTuple):
     high: Floats
 
 
-class ScoreHistograms(NamedTuple):
-    """Number of entries per bin of score, by known label."""
-
-    edges: Floats  # (bins + 1,)
-    present: NDArray[np.int64]  # (bins,)
-    absent: NDArray[np.int64]
-    unknown: NDArray[np.int64]
-
-
 def reliability(scores: NDArray[Any], labels: NDArray[Any], bins: int = 10) -> Reliability:
     """Compute mean score and share present over known entries, in equal bins of score.
 
@@ -44,31 +34,6 @@ def reliability(scores: NDArray[Any], labels: NDArray[Any], bins: int = 10) -> R
     entries, score_sum, hits = (np.bincount(number, weight, bins) for weight in (None, score, present))
     with np.errstate(invalid="ignore", divide="ignore"):
         return Reliability(entries, score_sum / entries, hits / entries, *wilson(hits, entries))
-
-
-def probability_histograms(scores: ArrayLike, labels: ArrayLike, bins: int = 50) -> ScoreHistograms:
-    """Count entries per bin of score, split into known present, known absent and unknown (Wang 2023, figure 5).
-
-    scores (N, C) in [0, 1], NaN for unread images; labels (N, C) in {−1, 0, +1}.
-    """
-    scores, labels = check_scores(scores, labels)
-    edges = np.linspace(0, 1, bins + 1)
-    read = ~np.isnan(scores)
-    counts = [np.histogram(scores[read & (labels == value)], edges)[0].astype(np.int64) for value in (1, -1, 0)]
-    return ScoreHistograms(edges, *counts)
-
-
-def check_scores(scores: ArrayLike, labels: ArrayLike) -> tuple[Floats, NDArray[np.int8]]:
-    """Return scores and labels as (N, C) arrays; refuse other shapes and scores outside [0, 1]."""
-    scores, labels = np.asarray(scores, np.float64), np.asarray(labels)
-    if scores.shape != labels.shape or scores.ndim != 2:
-        raise UserError(
-            f"scores have shape {scores.shape}, labels {labels.shape}", "give both as images × classes, in one order"
-        )
-    outside = (scores < 0) | (scores > 1)
-    if outside.any():
-        raise UserError(f"{scores[outside].flat[0]:g} is not a score", "give scores in [0, 1]: the sigmoid of logits")
-    return scores, labels.astype(np.int8)
 
 
 def thin(x: Floats, y: Floats, most: int = 80) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.report import svg
-from halflabel.report.curves import probability_histograms, reliability
+from halflabel.report.curves import reliability
 from halflabel.report.labels_page import STATES
 from halflabel.report.layout import Section, limit
 from halflabel.report.run_facts import HeldOutResults
@@ -122,14 +122,14 @@ def score_section(results: HeldOutResults) -> Section:
     chart = svg.reliability_diagram(reliability(results.scores, results.labels), alt=alt)
     meaning = "On the dashed line scores are calibrated: of all entries scored 0.8, 80 % are present"
     panels = [figure(chart, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")]
-    spread = probability_histograms(results.scores.clip(0, 1), results.labels, bins=20)
-    rows = []
-    for (state, meaning), counts in zip(STATES, (spread.present, spread.absent, spread.unknown), strict=True):
+    edges, rows = np.linspace(0, 1, 21), []
+    for (state, meaning), label in zip(STATES, (1, -1, 0), strict=True):
+        counts = np.histogram(results.scores[results.labels == label].clip(0, 1), edges)[0]
         total, high = int(counts.sum()), int(counts[len(counts) // 2 :].sum())
         if total:
             entries = f"{group_digits(total)} {meaning} entries"
             alt = f"Scores of {entries}; {percent(high, total)} score 0.5 or more"
-            chart = svg.histogram(counts, spread.edges, state, alt=alt, labels=("score", "entries"), log=True)
+            chart = svg.histogram(counts, edges, state, alt=alt, labels=("score", "entries"), log=True)
             rows += [el("h3", f"{meaning}: {group_digits(total)} entries"), chart]
     note = "Entries by score; the height is logarithmic, so that small bins show beside large ones."
     return Section("scores", "Scores", "What scores mean", panels=[*panels, figure(join(rows), "Scores", note)])

@@ -99,7 +99,7 @@ def test_every_figure_of_a_complete_run(imcl: RunFolder, folder: Path, truth: Ta
     assert measured is not None
     densities = json.loads((out / "densities.json").read_text(encoding="utf-8"))
     expected = score_densities(measured.scores, truth.rows(measured.images))
-    assert densities["wasserstein"] == pytest.approx(expected.distance)
+    assert densities["wasserstein"] == pytest.approx(expected.wasserstein)
     assert list(densities["per_class"]) == CLASSES
     assert "Zhou 2022" in densities["figure"]
     assert densities["on"].endswith("by the hidden truth")

@@ -1,4 +1,4 @@
-"""The published tables by id: the numbers as printed (PRINTED) and the protocols to run them again (TABLES).
+"""The published tables by id: the numbers as printed, and the protocols to run them again.
 
 Each paper has one TOML file with both. Where a paper does not state a value, `unsaid` names the setting and a comment
 gives the source of the value. "Released code" is code that the authors, or the authors of the literature they follow,
@@ -16,17 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from halflabel.comparison.label_mask import LabelMask
 from halflabel.errors import UserError
-from halflabel.papers.spec import (
-    Condition,
-    InitialModel,
-    MaskSpec,
-    PaperMeasure,
-    PaperTable,
-    PaperTraining,
-    TableRow,
-    read_printed,
-)
+from halflabel.papers.spec import Condition, PaperMeasure, PaperTable, Printed, TableRow
 
 PAPERS = {
     "S1": "Huynh, Elhamifar 2020: Interactive Multi-Label CNN Learning with Partial Labels",
@@ -43,6 +35,30 @@ _SHARED = ("texts", "measures", "trainings", "conditions", "rows")
 Entry = dict[str, Any]
 
 
+def read_printed(measures: Sequence[str], blocks: Mapping[str, str]) -> Printed:
+    """Read printed numbers from text blocks: condition -> lines of `row | numbers`, one per measure, – for none.
+
+    In a block for several conditions, "10 %; 90 %", each line has all measures of the first, then those of the second,
+    etc.
+
+    >>> read_printed(("mAP", "OF1"), {"10 %; 90 %": "bce | 61.7±0.1 – 77.7 76.6"})["bce", "10 %", "mAP"]
+    (61.7, 0.1)
+    """
+    printed: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for conditions, text in blocks.items():
+        columns = [(condition, measure) for condition in conditions.split("; ") for measure in measures]
+        for line in text.strip().splitlines():
+            row, _, numbers = line.partition("|")
+            for column, word in zip(columns, numbers.split(), strict=True):
+                place = (row.strip(), *column)
+                if place in printed:
+                    raise ValueError(f"two numbers for {place}")
+                value, _, spread = word.partition("±")
+                if value != "–":
+                    printed[place] = float(value), float(spread or "nan")
+    return printed
+
+
 def _resolve(kind: str, entry: Mapping[str, Any], paper: str) -> Entry:
     """Return an entry with the values of the one that it is like."""
     own = {name: value for name, value in entry.items() if name != "like"}
@@ -56,19 +72,18 @@ def _resolve(kind: str, entry: Mapping[str, Any], paper: str) -> Entry:
     return {**values, **own, **merged}
 
 
-def _sentences(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_TEXTS.get(line, line) for line in lines)
+def _with_texts(value: Any) -> Any:
+    """Replace the names of texts in lists of sentences."""
+    if isinstance(value, dict):
+        return {key: _with_texts(_TEXTS.get(item, item) if key == "needs" else item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_TEXTS.get(item, item) if isinstance(item, str) else _with_texts(item) for item in value]
+    return value
 
 
-def _read_training(entry: str | Entry, paper: str) -> PaperTraining:
-    values = _resolve("trainings", {"like": entry} if isinstance(entry, str) else entry, paper)
-    values["initial_model"] = _initial_model(values.get("initial_model"))
-    sentences = {name: _sentences(values.get(name, ())) for name in ("unsaid", "differs")}
-    return PaperTraining(**{**values, **sentences})
-
-
-def _initial_model(values: Entry | None) -> InitialModel | None:
-    return None if values is None else InitialModel(**values)
+def _partial(percent: int, exact: bool) -> LabelMask:
+    """Keep part of the labels: the same number in each image (exact), or each label with the same probability."""
+    return LabelMask() if percent == 100 else LabelMask("partial", (("exact", exact), ("share", percent / 100)))
 
 
 def _read_conditions(entries: Mapping[str, Entry], paper: str) -> Iterator[Condition]:
@@ -78,48 +93,48 @@ def _read_conditions(entries: Mapping[str, Entry], paper: str) -> Iterator[Condi
     """
     for name, entry in entries.items():
         values = _resolve("conditions", entry, paper)
-        each, shares = values.pop("each", ()), values.pop("shares", ())
-        exact = values.pop("exact", False)
-        values["training"] = _read_training(values["training"], paper)
-        values["trials"] = tuple(values.get("trials", ({},)))
-        values["notes"] = _sentences(values.get("notes", ()))
-        masks = [MaskSpec.parse(text) for text in values.pop("masks", ["all"])]
-        masks = [MaskSpec.partial(percent, exact=exact) for percent in shares] or masks
+        each, shares, exact = values.pop("each", ()), values.pop("shares", ()), values.pop("exact", False)
+        training = values["training"]
+        training = {"like": training} if isinstance(training, str) else training
+        values["training"] = _resolve("trainings", training, paper)
+        if shares:
+            values["masks"] = [_partial(percent, exact) for percent in shares]
         for percent in each:
-            yield Condition(f"{percent} %", masks=(MaskSpec.partial(percent, exact=exact),), **values)
+            yield Condition(**{**values, "name": f"{percent} %", "masks": [_partial(percent, exact)]})
         if not each:
-            yield Condition(name, masks=tuple(masks), **values)
+            yield Condition(name=name, **values)
 
 
 def _read_rows(entries: Mapping[str, Entry], paper: str) -> Iterator[TableRow]:
     """Read the rows of a table: with `sweep`, one for each value of the option that the entry is named after."""
     for name, entry in entries.items():
-        values = {"method": None, **_resolve("rows", entry, paper)}
-        values["initial_model"] = _initial_model(values.get("initial_model"))
-        values["differs"] = _sentences(values.get("differs", ()))
-        values["needs"] = _sentences([values.get("needs", "")])[0]
-        values["mask"] = MaskSpec.parse(values["mask"]) if "mask" in values else None
-        by_condition = values.pop("masks_by_condition", {}).items()
-        values["masks_by_condition"] = {condition: MaskSpec.parse(mask) for condition, mask in by_condition}
-        swept = values.pop("sweep", ())
+        values = _resolve("rows", entry, paper)
+        swept, options = values.pop("sweep", ()), values.get("options", {})
         for value in swept:
-            yield TableRow(f"{name}={value:g}", **{**values, "options": {**values.get("options", {}), name: value}})
+            yield TableRow(**{**values, "name": f"{name}={value:g}", "options": {**options, name: value}})
         if not swept:
-            yield TableRow(name, **values)
+            yield TableRow(name=name, **values)
 
 
-def _read_table(id: str, table: Entry, paper: str) -> PaperTable:
+def _read_table(id: str, own: Entry, paper: str) -> PaperTable:
     """Read the protocol of a table; from the table that it `extends` come rows, and what it does not state itself."""
-    extended = _CONTENT[paper].get(table.get("extends", ""), {})
-    rows = {**extended.get("rows", {}), **table.get("rows", {})}
-    table = {**extended, **table}
+    extended = _CONTENT[paper].get(own.get("extends", ""), {})
+    rows = {**extended.get("rows", {}), **own.get("rows", {})}
+    table = {**extended, **own}
     measured = {**_CONTENT[paper]["measures"], **table.get("measured", {})}
+    protocol, is_printed = tuple(table.get("protocol", ())), "blocks" in own
     return PaperTable(
-        id,
-        tuple(_read_conditions(table["conditions"], paper)),
-        tuple(PaperMeasure(name, **_resolve("measures", measured[name], paper)) for name in table["measures"]),
-        tuple(_read_rows(rows, paper)),
-        _sentences(table.get("protocol", ())),
+        id=id,
+        paper=PAPERS[paper],
+        caption=own["caption"] if is_printed else protocol[0],
+        conditions=tuple(_read_conditions(table["conditions"], paper)),
+        measures=tuple(
+            PaperMeasure(name=name, **_resolve("measures", measured[name], paper)) for name in table["measures"]
+        ),
+        rows=tuple(_read_rows(rows, paper)),
+        protocol=protocol if is_printed else protocol[1:],
+        printed=read_printed(own["measures"], own["blocks"]) if is_printed else {},
+        notes=own.get("notes", ()) if is_printed else ("the paper draws a figure: there are no published numbers",),
     )
 
 
@@ -127,18 +142,15 @@ _CONTENT: dict[str, Entry] = {
     paper: tomllib.loads((files(__package__) / f"{file}.toml").read_text(encoding="utf-8"))
     for paper, file in zip(PAPERS, _FILES, strict=True)
 }
-_TEXTS: dict[str, str] = {}
-_TRAININGS: dict[str, Entry] = {}
-for content in _CONTENT.values():
-    _TEXTS |= content.get("texts", {})
-    _TRAININGS |= content["trainings"]
-_TABLES = [(id, table, paper) for paper, all in _CONTENT.items() for id, table in all.items() if id not in _SHARED]
-PRINTED = {
-    id: read_printed(id, table["caption"], table["measures"], table["blocks"], table.get("notes", ()))
-    for id, table, _ in _TABLES
-    if "blocks" in table
+_TEXTS = {name: text for content in _CONTENT.values() for name, text in content.get("texts", {}).items()}
+_CONTENT = _with_texts(_CONTENT)
+_TRAININGS = {name: entry for content in _CONTENT.values() for name, entry in content["trainings"].items()}
+TABLES = {
+    id: _read_table(id, table, paper)
+    for paper, content in _CONTENT.items()
+    for id, table in content.items()
+    if id not in _SHARED
 }
-TABLES = {id: _read_table(id, table, paper) for id, table, paper in _TABLES}
 
 
 def find_table(id: str) -> PaperTable:
@@ -146,16 +158,3 @@ def find_table(id: str) -> PaperTable:
     if id not in TABLES:
         raise UserError(f"there is no table {id!r}", f"use one of: {', '.join(TABLES)}")
     return TABLES[id]
-
-
-def caption_of(table: PaperTable) -> str:
-    """What a table shows: its printed caption, or the first note of a table without printed numbers."""
-    return PRINTED[table.id].caption if table.id in PRINTED else table.notes[0]
-
-
-def paper_of(id: str) -> str:
-    """
-    >>> paper_of("S4-table2")
-    'Wang, Wan, Xiang, Zeng 2023: Saliency Regularization for Self-Training with Partial Annotations'
-    """
-    return PAPERS[id.split("-")[0]]
