@@ -73,9 +73,8 @@ def fit_decisions(
 def calibrate(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
     """Fit a calibration to known labels (N, C) of logits (N, C), for known and unknown entries alike.
 
-    Where people mostly note what they see, present labels are known more often than absent ones, and the curve of the
-    known labels is too high for the others. `fit_positives_only` then tells from the shares of present, absent and
-    unknown labels how much too high it is, under an assumption that is stored with the curve. With at least twice as
+    Where people mostly note what they see, the curve of the known labels is too high for the others:
+    `fit_positives_only` then tells how much, under an assumption that is stored with the curve. With at least twice as
     many negatives as positives, and where everything is known, unknown entries are taken to be like the known ones.
     In between, the parameters of both curves are mixed (`trust_in_known`), so that no single label decides.
     """

@@ -70,11 +70,9 @@ _ESTIMATED: dict[str, Metric] = {  # shown where hardly anything is known to be 
 
 
 def metric(title: str, *, note: str = "", is_share: bool = False) -> Callable[[Compute], Compute]:
-    """Register a function of (scores, labels, thresholds) under its own name.
+    """Register a function of calibrated scores (N, C), labels (N, C) and thresholds (C,) under its own name.
 
-    scores (N, C) are calibrated probabilities, labels (N, C) are −1, 0 (unknown) or +1, thresholds (C,). The score of
-    an unknown entry should not change the result; NaN means that nothing can be measured. `is_share`: from 0 to 1,
-    shown in points of 100.
+    NaN means that nothing can be measured. `is_share`: from 0 to 1, shown in points of 100.
     """
 
     def register(compute: Compute) -> Compute:

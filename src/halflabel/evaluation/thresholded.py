@@ -247,21 +247,14 @@ def completion_rates(predicted: ArrayLike, truth: ArrayLike, given: ArrayLike) -
             "give all of them as images by classes, shape (N, C)",
         )
     true, clean = true.to(filled.device), clean.to(filled.device)
-    counts = torch.zeros(5, dtype=torch.int64, device=filled.device)
-    for rows in row_blocks(filled):
-        new = (filled[rows] != 0) & (clean[rows] == 0)
-        right = filled[rows] == true[rows]
-        present, absent = new & (true[rows] > 0), new & (true[rows] < 0)
-        labelled = (filled[rows] != 0) | (clean[rows] != 0)
-        masks = (present & right, present, absent & right, absent, labelled)
-        counts += torch.stack([mask.sum() for mask in masks])
-    tp, present_all, tn, absent_all, labelled_all = counts.tolist()
-    return Completion(
-        _ratio(tp, present_all),
-        _ratio(tn, absent_all),
-        _ratio(tp + tn, present_all + absent_all),
-        _ratio(labelled_all, filled.numel()),
-    )
+    new = (filled != 0) & (clean == 0) & (true != 0)
+    right = new & (filled == true)
+
+    def share(known: Tensor) -> float:
+        return _ratio(int((right & known).sum()), int((new & known).sum()))
+
+    labelled = int(((filled != 0) | (clean != 0)).sum())
+    return Completion(share(true > 0), share(true < 0), share(true != 0), _ratio(labelled, filled.numel()))
 
 
 def _ratio(part: int, whole: int) -> float:

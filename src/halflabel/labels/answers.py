@@ -11,8 +11,8 @@ import sqlite3
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import combinations
@@ -29,103 +29,83 @@ from halflabel.labels.table import Table
 # Also as SQLAlchemy writes them, with the name of a driver.
 _POSTGRESQL = re.compile(r"postgres(?:ql)?(?:\+\w+)?://", re.IGNORECASE)
 _LOCK = 0x68616C66  # number of the advisory lock that a writer holds
-Values = Sequence[object]
+_NUMBER_COLUMN = {  # type of a column that counts rows, in SQLite or not
+    True: "INTEGER PRIMARY KEY AUTOINCREMENT",
+    False: "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+}
 
 
-def open_database(place: str | Path) -> _SQLite | _PostgreSQL:
-    """Open a PostgreSQL database by its URL, or else a SQLite file, which is created."""
-    if "://" not in str(place):
-        return _SQLite(Path(place))
-    if not _POSTGRESQL.match(str(place)):
-        kind = str(place).partition("://")[0]
+def database_name(place: str | Path) -> str:
+    """Return a file, or the URL of a database without name, password and options."""
+    return hide_secrets(str(place)).partition("?")[0] if "://" in str(place) else str(place)
+
+
+def _check_url(url: str) -> str:
+    if not _POSTGRESQL.match(url):
+        kind = url.partition("://")[0]
         raise UserError(f"answers cannot be stored in {kind}://", "give postgresql://USER@HOST/DATABASE, or a file")
-    url = _POSTGRESQL.sub("postgresql://", str(place), count=1)
+    url = _POSTGRESQL.sub("postgresql://", url, count=1)
     user = url.removeprefix("postgresql://").rpartition("@")[0]
     if re.search("[@/?#]|%(?![0-9a-fA-F]{2})", user):  # the driver would take a part of the password for the host
         fix = "write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25"
         raise UserError("the name or the password in the address holds a character that divides addresses", fix)
-    return _PostgreSQL(url)
+    return url
 
 
-def database_name(place: str | Path) -> str:
-    """Return a file, or the URL of a database without name, password and options.
+class _Database:
+    """A connection to a PostgreSQL database by its URL, or else to a SQLite file; used by one thread at a time."""
 
-    >>> database_name("postgresql://ann:secret@db.example/photos?sslmode=require")
-    'postgresql://db.example/photos'
-    """
-    return hide_secrets(str(place)).partition("?")[0] if "://" in str(place) else str(place)
+    def __init__(self, place: str | Path) -> None:
+        self.is_file = "://" not in str(place)
+        self.errors: tuple[type[Exception], ...] = (sqlite3.Error, ValueError)
+        self.connect: Callable[[], Any]
+        if self.is_file:
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            self.connect = partial(sqlite3.connect, place, timeout=30, isolation_level=None, check_same_thread=False)
+        else:
+            url = _check_url(str(place))
+            try:
+                import psycopg
+            except ImportError as error:
+                raise missing_package(error, "postgres") from None
+            self.errors = (psycopg.Error, ValueError)
+            self.connect = partial(psycopg.connect, url, autocommit=True, connect_timeout=10)
+        self.connection: Any = self.connect()
+        if self.is_file:
+            self.connection.execute("PRAGMA journal_mode=WAL")
+            self.connection.execute("PRAGMA synchronous=FULL")
 
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> Any:
+        return self.connection.execute(statement if self.is_file else statement.replace("?", "%s"), values)
 
-class _SQLite:
-    """A connection to a SQLite file, used by one thread at a time."""
+    def _open_again(self) -> None:
+        """Open a lost connection again."""
+        if not self.is_file and self.connection.closed:
+            self.connection = self.connect()
 
-    number_column = "INTEGER PRIMARY KEY AUTOINCREMENT"  # type of a column that counts rows
-    errors: tuple[type[Exception], ...] = (sqlite3.Error, ValueError)
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        self.connection.execute("PRAGMA journal_mode=WAL")
-        self.connection.execute("PRAGMA synchronous=FULL")
-
-    def read(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+    def read(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
-        return self.connection.execute(statement, values).fetchall()
+        self._open_again()
+        cursor = self._execute(statement, values)
+        return cursor.fetchall() if cursor.description else []
 
-    def write(self, statement: str, rows: Sequence[Values]) -> int:
+    def write(self, statement: str, rows: Sequence[Sequence[object]]) -> int:
         """Run a statement for each row in one transaction; returns how many rows of the table changed.
 
         On return the change survives a power failure.
         """
-        self.connection.execute("BEGIN IMMEDIATE")
+        self._open_again()
+        self._execute("BEGIN IMMEDIATE" if self.is_file else "BEGIN")
         try:
-            before = self.connection.total_changes
-            for row in rows:
-                self.connection.execute(statement, row)
-            self.connection.execute("COMMIT")
-            return self.connection.total_changes - before
+            if not self.is_file:
+                self._execute("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
+            changed: int = sum(max(self._execute(statement, row).rowcount, 0) for row in rows)
+            self._execute("COMMIT")
+            return changed
         except BaseException:
-            if self.connection.in_transaction:  # SQLite may have ended it already
-                self.connection.execute("ROLLBACK")
+            with suppress(*self.errors):  # it may have ended already
+                self._execute("ROLLBACK")
             raise
-
-    def close(self) -> None:
-        self.connection.close()
-
-
-class _PostgreSQL:
-    """A connection to a PostgreSQL database, with the methods of `_SQLite`."""
-
-    number_column = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
-
-    def __init__(self, url: str) -> None:
-        try:
-            import psycopg
-        except ImportError as error:
-            raise missing_package(error, "postgres") from None
-        self.errors: tuple[type[Exception], ...] = (psycopg.Error, ValueError)
-        self.connect = partial(psycopg.connect, url, autocommit=True, connect_timeout=10)
-        self.connection: Any = self.connect()
-
-    def _open(self) -> Any:
-        """Return the connection; a lost one is opened again."""
-        if self.connection.closed:
-            self.connection = self.connect()
-        return self.connection
-
-    def read(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        cursor = self._open().execute(statement.replace("?", "%s"), values)
-        return list(cursor.fetchall()) if cursor.description else []
-
-    def write(self, statement: str, rows: Sequence[Values]) -> int:
-        with self._open().transaction(), self.connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-            if rows:
-                cursor.executemany(statement.replace("?", "%s"), rows)
-            return int(cursor.rowcount) if rows else 0
-
-    def close(self) -> None:
-        self.connection.close()
 
 
 _SCHEMA = """
@@ -195,9 +175,9 @@ class AnswerStore:
         self.place, self.name = place, database_name(place)
         self._lock = threading.Lock()
         try:
-            self._db = open_database(place)
+            self._db = _Database(place)
             # One transaction per statement: two processes may create the same tables at once.
-            for statement in _SCHEMA.replace("NUMBER_COLUMN", self._db.number_column).split(";\n"):
+            for statement in _SCHEMA.replace("NUMBER_COLUMN", _NUMBER_COLUMN[self._db.is_file]).split(";\n"):
                 if statement.strip():
                     self._db.write(statement, [()])
             once = "INSERT INTO project SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM project)"
@@ -216,7 +196,7 @@ class AnswerStore:
         return _START_DATABASE if "://" in self.name else _OTHER_PLACE
 
     def close(self) -> None:
-        self._db.close()
+        self._db.connection.close()
 
     def add(self, answers: Iterable[Answer], who: str, run: str = "") -> int:
         """Add answers in one transaction; known keys are skipped. Returns the number of new answers."""
@@ -234,18 +214,19 @@ class AnswerStore:
         )
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
-        with self._lock, self._explain_errors():
-            return self._db.write(statement, rows)
+        with self._access() as database:
+            return database.write(statement, rows)
 
     def _read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        with self._lock, self._explain_errors():
-            return self._db.read(query, values)
+        with self._access() as database:
+            return database.read(query, values)
 
     @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        """Turn errors of the database into a UserError: it is damaged, full or cannot be reached."""
+    def _access(self) -> Iterator[_Database]:
+        """Give the database to one thread; its errors become a UserError: damaged, full, or cannot be reached."""
         try:
-            yield
+            with self._lock:
+                yield self._db
         except self._db.errors as error:
             if "check constraint" in str(error).lower():
                 raise  # the caller passed an invalid value; the database is fine

@@ -44,8 +44,7 @@ class Rules:
     """The rules of C classes with everything that follows from them, as sparse matrices.
 
     `implied` (C, C): [a, b] if a present makes b present, through any number of rules, a itself included. `excluded`
-    (C, C): [a, b] if a present makes b absent. Memory: 5 bytes per derived pair; a tree of 5,000 classes and depth d
-    has 5,000·(d + 1) implied pairs. An exclusion between two groups holds for every pair of their members.
+    (C, C): [a, b] if a present makes b absent.
     """
 
     implied: Any
@@ -110,9 +109,8 @@ def _links(
 def read_rules(path: str | Path, classes: Names) -> Rules:
     """Read rules from a CSV file `class,rule,class`, or implications from an Open Images hierarchy (.json).
 
-    In CSV every class must be a class of the labels. A hierarchy describes a whole data set and may name others: they
-    are counted in `ignored`, and their children imply the next ancestor that is a class. A cycle of implications, a
-    rule of a class about itself, and a class that its own consequences exclude are errors with file and line.
+    In CSV every class must be a class of the labels. A hierarchy may name others: they are counted in `ignored`, and
+    their children imply the next ancestor that is a class. Cycles and impossible classes are errors with file and line.
     """
     path = existing_path(path)
     return _read_hierarchy(path, classes) if path.suffix == ".json" else _read_csv(path, classes)
@@ -159,8 +157,7 @@ def _read_hierarchy(path: Path, classes: Names) -> Rules:
     """Read an Open Images hierarchy: {"LabelName": …, "Subcategory": [ … ], "Part": [ … ]}.
 
     A subcategory implies its category. A part does not imply the whole: a wheel in the image does not prove a car.
-    LabelName is the id of the class (/m/0…). Labels that were read with a file of class descriptions have display names
-    instead; the same file next to the hierarchy translates the ids here.
+    LabelName is the id of the class (/m/0…); a file of class descriptions next to the hierarchy names the classes.
     """
     root = load_json(path).value
     number = _numbers_by_id(path.parent, classes)
@@ -179,8 +176,8 @@ def _read_hierarchy(path: Path, classes: Names) -> Rules:
             "put the file of class descriptions into the same folder, or use labels with the same ids",
             path,
         )
-    pair_rules = [_Rule(first, "implies", second, None) for first, second in sorted(pairs)]
-    return replace(_close(pair_rules, classes, path), ignored=ignored)
+    rules = [_Rule(first, "implies", second, None) for first, second in sorted(pairs)]
+    return replace(_close(rules, classes, path), ignored=ignored)
 
 
 def _numbers_by_id(folder: Path, classes: Names) -> dict[str, int]:
