@@ -71,21 +71,6 @@ def test_without_both_signs_nothing_is_fitted(value: int) -> None:
     assert fit_platt(torch.randn(5, 2), torch.full((5, 2), value, dtype=torch.int8)) == Calibration()
 
 
-def test_scores_that_rank_backwards_are_not_inverted() -> None:
-    logits, labels = drawn(-1, 0, n=400)
-    calibration = fit_platt(logits, labels)
-    assert 0 < calibration.slope < 0.1
-    assert float(calibration.scores(logits).mean()) == pytest.approx(0.5, abs=0.05)
-
-
-def test_scores_are_the_sigmoid_and_keep_nan() -> None:
-    logits = torch.tensor([[0.0, 2.0], [math.nan, -1.0]])
-    scores = Calibration(0.5, 1.0).scores(logits)
-    assert scores[0].tolist() == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-2))])
-    assert bool(scores[1, 0].isnan())
-    assert torch.equal(Calibration().scores(logits[:1]), torch.sigmoid(logits[:1]))
-
-
 @given(
     st.lists(st.tuples(st.floats(-1e4, 1e4, width=32), st.sampled_from([-1, 0, 1])), min_size=1, max_size=30),
 )

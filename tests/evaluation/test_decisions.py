@@ -76,14 +76,6 @@ def test_positives_with_some_negatives_are_calibrated(negatives: int) -> None:
     assert mean_probability(logits, labels) == pytest.approx(float((truth > 0).mean()), abs=0.05)
 
 
-def test_the_first_negatives_discard_nothing() -> None:
-    """From positives alone to negatives at random the mean probability changes in small steps, label by label."""
-    logits, truth = world(7, 600, 5, slope=1.0, mean=0.5)
-    labels = hide(truth, 7, present=0.4, absent=0)
-    means = [mean_probability(logits, with_negatives(labels, truth, count)) for count in range(31)]
-    assert float(np.abs(np.diff(means)).max()) < 0.03
-
-
 def test_negatives_that_were_asked_about_change_little() -> None:
     """Absent labels of likely entries tell how they were chosen, not that likely entries are absent."""
     logits, truth = world(11, 1500, 5)

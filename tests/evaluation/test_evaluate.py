@@ -11,9 +11,8 @@ import torch
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.decisions import Decisions, fit_decisions
-from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate, measure
+from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.evaluate import ValidationMetric, evaluate, measure
 from halflabel.evaluation.registry import has_too_few
 from halflabel.evaluation.scores import Scores
 from halflabel.labels.labels import Labels
@@ -60,12 +59,6 @@ def test_per_class_and_overall_are_those_of_the_known_entries() -> None:
     assert "4 of 4 classes have a known positive" in evaluation.protocol
 
 
-def test_the_scores_of_unknown_entries_change_nothing() -> None:
-    logits, labels = case()
-    spoiled = torch.where(labels == 0, 50.0, logits)
-    assert measure(spoiled, labels, CLASSES) == measure(logits, labels, CLASSES)
-
-
 def test_unreadable_images_are_left_out_and_counted() -> None:
     logits, labels = case()
     more = torch.cat([logits[:5], torch.full((2, C), math.nan), logits[5:]])
@@ -74,19 +67,6 @@ def test_unreadable_images_are_left_out_and_counted() -> None:
     assert actual.overall == plain.overall
     assert actual.per_class == plain.per_class
     assert actual.protocol == plain.protocol + f"; 2 of these {N + 2} images could not be read and are left out"
-
-
-def test_thresholds_are_of_calibrated_scores() -> None:
-    logits, labels = case()
-    calibration = Calibration(2.0, -1.0)
-    cuts = torch.tensor([0.2, 0.4, 0.6, 0.8])
-    evaluation = measure(logits, labels, CLASSES, Decisions(calibration, cuts))
-    assert [row["threshold"] for row in evaluation.per_class] == pytest.approx(cuts.tolist())
-    scores = torch.sigmoid(2 * logits - 1)
-    for c, row in enumerate(evaluation.per_class):
-        hits = int(((scores[:, c] >= cuts[c]) & (labels[:, c] > 0)).sum())
-        assert row["recall"] == pytest.approx(hits / row["present"])
-    assert evaluation.overall["mAP"] == pytest.approx(measure(logits, labels, CLASSES).overall["mAP"])
 
 
 def has_no_ap(row: dict[str, Any]) -> bool:
@@ -102,15 +82,6 @@ def test_a_class_without_known_positives_has_no_ap() -> None:
     expected = by_scikit_learn(logits[:, [0, 3]], labels[:, [0, 3]])
     assert evaluation.overall["mAP"] == pytest.approx(np.mean(expected))
     assert "2 of 4 classes have a known positive" in evaluation.protocol
-
-
-@pytest.mark.parametrize("images", [0, 3])
-def test_no_known_labels_or_readable_images_give_nan(images: int) -> None:
-    logits = torch.full((3, C), math.nan) if images == 0 else torch.randn(3, C)
-    labels = torch.zeros(3, C, dtype=torch.int8) if images else torch.ones(3, C, dtype=torch.int8)
-    evaluation: Evaluation = measure(logits, labels, CLASSES)
-    assert math.isnan(evaluation.overall["mAP"])
-    assert all(has_no_ap(row) for row in evaluation.per_class)
 
 
 def test_validation_metric_uses_known_entries() -> None:
@@ -132,11 +103,6 @@ def test_validation_metric_with_positives_only_assumes_absent() -> None:
     assert actual.keys() == {"assumed_mAP", "select"}
     assumed = torch.where(labels > 0, 1, -1)
     assert actual["select"] == pytest.approx(np.mean(by_scikit_learn(logits, assumed)))
-
-
-def test_validation_metric_without_readable_images_is_nan() -> None:
-    _, labels = case()
-    assert math.isnan(ValidationMetric(labels)(torch.full((N, C), math.nan))["select"])
 
 
 def test_positives_only_give_no_measured_precision() -> None:

@@ -7,8 +7,6 @@ import pytest
 
 from halflabel.evaluation.calibration import fit_correction
 from halflabel.evaluation.inclusion import counts_in_curve, weighted_share
-from halflabel.labels.table import Table
-from halflabel.questions.choose import choose_questions
 
 
 def draw_strata(strata: np.ndarray, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -81,20 +79,6 @@ def test_a_share_is_unbiased_over_draws_from_unequal_strata() -> None:
     assert covered > 0.85 * 400
 
 
-def test_random_questions_of_next_are_unbiased() -> None:
-    """The two strata of `next` are of very different size; the weights in its questions make up for it."""
-    generator = np.random.default_rng(0)
-    scores = generator.beta(0.3, 2.0, (400, 5)).astype(np.float32)
-    present = generator.random(scores.shape) < scores
-    table = Table.from_dense(np.zeros(scores.shape))
-    totals = []
-    for seed in range(100):
-        asked = choose_questions(scores, table, np.full(5, 0.5), 60, control=1, seed=seed)
-        totals.append(sum(q.weight for q in asked if present[q.image, q.column]))
-        assert sum(q.weight for q in asked) == pytest.approx(scores.size)
-    assert np.mean(totals) == pytest.approx(present.sum(), abs=3 * np.std(totals) / 10)
-
-
 def correct(log_odds: np.ndarray, present: np.ndarray, strata: np.ndarray, *, weighted: bool) -> float:
     """Return the corrected number of present entries, divided by the true one, as a mean over draws."""
     generator, ratios = np.random.default_rng(1), []
@@ -113,15 +97,3 @@ def test_a_curve_is_unbiased_where_strata_know_more_than_the_score() -> None:
     strata = (log_odds + unseen > 1).astype(int)
     assert correct(log_odds, present, strata, weighted=True) == pytest.approx(1, abs=0.05)
     assert correct(log_odds, present, strata, weighted=False) > 1.15
-
-
-def test_strata_by_the_score_itself_cost_nothing() -> None:
-    """The spread of the corrected number is nearly that of equal weights, and far below that of the plain weights."""
-    generator = np.random.default_rng(0)
-    score = generator.normal(-2.5, 3, 4000)
-    strata = (score > 0.5).astype(int)
-    _, weight = draw_strata(strata, 60, generator)
-    drawn_score = np.concatenate([generator.choice(score[strata == s], 60, replace=False) for s in (0, 1)])
-    plain = weight.sum() ** 2 / np.square(weight).sum()
-    assert plain < 85
-    assert counts_in_curve(weight, drawn_score).sum() > 105

@@ -11,21 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from metric_examples import close, make
 
 from halflabel import metrics
 from halflabel.errors import UserError
-
-
-def make(seed, images=60, classes=7, positive=0.3, unknown=0.3, decimals=None):
-    rng = np.random.default_rng(seed)
-    scores = rng.random((images, classes)).astype(np.float32)
-    labels = np.where(rng.random((images, classes)) < positive, 1, -1).astype(np.int8)
-    labels[rng.random((images, classes)) < unknown] = 0
-    return scores if decimals is None else scores.round(decimals), labels
-
-
-def close(actual, expected, tolerance=1e-12):
-    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected, dtype=float), rtol=0, atol=tolerance)
 
 
 def slow_limits(value, replicates, positives, z):
@@ -86,20 +75,6 @@ def test_bootstrap_depends_on_the_seed_alone():
         metrics.bootstrap(scores, labels, level=95)
 
 
-def test_bootstrap_skips_unknown_entries():
-    scores, labels = make(52, decimals=1)
-    changed = np.where(labels == 0, 1 - scores, scores)
-    expected, actual = metrics.bootstrap(scores, labels, n=20), metrics.bootstrap(changed, labels, n=20)
-    assert torch.equal(expected.replicates, actual.replicates)
-    assert torch.equal(expected.ap_low, actual.ap_low)
-    assert expected.mean_high == actual.mean_high
-
-
-def test_resampling_is_uniform():
-    counts = np.bincount(metrics.resample(50, range(2000), seed=2).ravel(), minlength=50)
-    assert abs(counts - 2000).max() < 5 * 2000**0.5
-
-
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_an_interval_contains_its_value(data):
@@ -123,22 +98,6 @@ def test_an_interval_contains_its_value(data):
     assert torch.equal(low.isnan(), ~known)
     assert torch.equal(high.isnan(), ~known)
     assert ((low <= value) & (value <= high) & (low >= 0) & (high <= 1) & (low < high))[known].all()
-
-
-def test_the_mean_of_one_class_has_the_interval_of_the_class():
-    scores, labels = make(53, classes=1, positive=0.1)
-    interval = metrics.bootstrap(scores, labels, n=50)
-    assert (interval.mean_low, interval.mean_high) == (float(interval.ap_low), float(interval.ap_high))
-
-
-def test_intervals_depend_on_the_ranking_and_follow_their_class():
-    scores, labels = make(54)
-    order = [3, 0, 6, 2, 5, 1, 4]
-    expected = metrics.bootstrap(scores, labels, n=50)
-    permuted = metrics.bootstrap((7 * scores - 2)[:, order], labels[:, order], n=50)
-    close(permuted.ap_low, expected.ap_low[order])
-    close(permuted.ap_high, expected.ap_high[order])
-    close([permuted.mean_low, permuted.mean_high], [expected.mean_low, expected.mean_high])
 
 
 def test_few_positives_give_wide_intervals():
@@ -202,14 +161,3 @@ def test_intervals_cover_the_truth_at_the_stated_level():
     assert 0.93 <= np.mean(covered) <= 0.98
     assert 0.9 <= np.mean(mean_covered) <= 0.99
     assert np.mean(quantiles_covered) < 0.75  # plain quantiles of the replicates are too narrow
-
-
-def test_a_mean_over_single_positive_classes_has_a_wide_interval() -> None:
-    labels = np.full((100, 20), -1)
-    labels[np.arange(20), np.arange(20)] = 1
-    interval = metrics.bootstrap(labels.astype(float), labels, n=100)
-    assert interval.mean == 1
-    assert 0.5 < interval.mean_low < 0.9
-    assert metrics.positives_of_mean(torch.tensor([1] * 20 + [0] * 5)) == pytest.approx((2 * 20) ** 0.5)
-    assert metrics.positives_of_mean(torch.tensor([7])) == 7
-    assert metrics.positives_of_mean(torch.tensor([0, 0])) == 0

@@ -192,23 +192,6 @@ def test_nothing_to_measure_is_nan(shape, dtype):
     assert result.ap_low.isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_few_entries(dtype):
-    assert metrics.average_precision(np.ones((1, 1), dtype), np.array([[1]])).isnan().all()
-    assert metrics.average_precision(np.ones((1, 1), dtype), np.array([[-1]])).isnan().all()
-    assert metrics.average_precision(np.array([[1], [0]], dtype), np.array([[1], [-1]])).tolist() == [1.0]
-
-
-def test_summary():
-    scores, labels = make(60)
-    values = metrics.summary(scores, labels, thresholds=0.4)
-    assert values["mAP"] == metrics.mean_average_precision(scores, labels)
-    assert values["CF1"] == metrics.precision_recall_f1(scores, labels, 0.4).CF1
-    assert values["exact_match"] == metrics.exact_match(scores, labels, 0.4)
-    assert values["ECE"] == metrics.calibration_error(scores, labels)
-    assert all(type(value) is float for value in values.values())
-
-
 def test_read_only_strided_and_fortran_arrays():
     scores, labels = make(61)
     expected = metrics.average_precision(scores, labels)

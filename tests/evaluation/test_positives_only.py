@@ -97,15 +97,6 @@ def test_classes_have_their_own_curves_where_known_labels_show_it(differ: bool) 
     assert bool(calibration.class_slope) == differ
 
 
-@pytest.mark.parametrize("share", [0.2, 0.6])
-def test_probabilities_from_labels_given_at_a_constant_rate(share: float) -> None:
-    logits, p, present = simulate()
-    labels = (present & (np.random.default_rng(2).random(p.shape) < share)).astype(np.int8)
-    calibration = fit_given_labels(logits, labels)
-    assert float(np.abs(calibration.scores(torch.from_numpy(logits)).numpy() - p).mean()) < 0.05
-    assert abs(int(calibration.assumption.rsplit(" ", 2)[1]) - 100 * share) < 100 * share * 0.2
-
-
 def test_the_assumption_depends_on_the_positives_per_image() -> None:
     logits, p, present = simulate(600)
     single = choose_one(present)
@@ -153,17 +144,6 @@ def test_thresholds_reach_the_target_precision_or_recall() -> None:
     assert 0.6 <= p[predicted].sum() / np.nansum(p) < 0.61
     assert expected_threshold(p, precision=0.9) > threshold
     assert expected_threshold(p * 0.5, precision=0.9) == 1.0
-
-
-def test_few_negatives_do_not_calibrate_positives() -> None:
-    """Some answered questions among one label per image: known entries are not like the unknown ones."""
-    logits, _, present = simulate()
-    labels = choose_one(present)
-    labels[:40][~present[:40] & (logits[:40] > 0)] = -1
-    calibration, thresholds = fit_decisions(torch.from_numpy(logits), torch.from_numpy(labels))
-    predicted = calibration.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
-    assert calibration.assumption
-    assert predicted.sum() == pytest.approx(present.sum(), rel=0.25)
 
 
 def test_precision_is_estimated_where_it_cannot_be_measured() -> None:

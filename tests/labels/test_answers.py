@@ -68,12 +68,6 @@ def test_errors_are_found_without_knowing_the_truth() -> None:
     assert right > 0.75
 
 
-def test_few_double_answers_say_little() -> None:
-    groups = [group(("ann", 1), ("bob", 1), image="a"), group(("ann", 1), ("bob", -1), image="b", settled=1)]
-    errors = expected_errors(groups)
-    assert 0 < errors["ann"] < errors["bob"] < 0.2
-
-
 def test_the_settled_answer_wins_then_the_more_reliable_one_and_a_tie_is_unknown() -> None:
     assert holding_answer(group(("ann", 1), ("bob", -1)), {}).value == 0
     assert holding_answer(group(("ann", 1), ("bob", -1)), {"ann": 0.1, "bob": 0.02}).value == -1

@@ -81,16 +81,6 @@ def test_what_is_suggested_can_be_copied_into_a_shell(text: str) -> None:
     assert [shlex.split(option) for option in options] == [["--value", f"{text}={meaning}"] for meaning in meanings]
 
 
-def test_what_cannot_be_copied_is_shortened_and_not_suggested() -> None:
-    for text in ("dog\nand a cat", "x" * 500):
-        with pytest.raises(UndecidedValue) as caught:
-            read_value(text, Policy(), BINARY)
-        assert "‹values" not in caught.value.fix
-        assert "…" in caught.value.message
-        assert len(caught.value.message) < 100
-        assert "\n" not in caught.value.message
-
-
 @pytest.mark.parametrize("raw", ["2", "0.5", "-2", "11", "cat"])
 def test_other_values_are_no_labels(raw: str) -> None:
     with pytest.raises(UndecidedValue, match="is not a label"):

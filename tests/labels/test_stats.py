@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from halflabel.labels import drop
 from halflabel.labels.table import Table, are_nearly_all_positive, count_together, top_pairs
 
 # Shared machines stall: a deadline would measure them instead of the code.
@@ -56,17 +55,6 @@ def test_regime(labels: list[list[int]], regime: str, unlabelled: float) -> None
     assert stats.unlabelled_share == unlabelled
 
 
-def test_regimes_of_the_protocols() -> None:
-    random = np.random.default_rng(0)
-    table = Table.from_dense(np.where(random.random((60, 8)) < 0.4, 1, -1))
-    assert table.stats.regime == "full"
-    assert drop.partial(table, 0.5).stats.regime == "partial"
-    assert drop.single_positive(table).stats.regime == "single-positive"
-    assert drop.positives(table, number=2).stats.regime == "positives-only"
-    hidden = drop.semi_supervised(table, number=15).stats
-    assert (hidden.regime, hidden.unlabelled_share) == ("full", 0.25)
-
-
 @quick
 @given(labels_of)
 def test_pairs_by_the_slow_reference(labels: NDArray[np.int8]) -> None:
@@ -78,18 +66,6 @@ def test_pairs_by_the_slow_reference(labels: NDArray[np.int8]) -> None:
             known = sum(1 for row in labels if row[i] == 1 and row[j] != 0)
             assert together[i, j] == both
             assert seen[i, j] == known
-
-
-def test_unknown_does_not_pull_towards_absence() -> None:
-    """Half of the labels hidden: the estimate stays, where counting unknown as absent would halve it."""
-    random = np.random.default_rng(3)
-    first = random.random(20_000) < 0.5
-    second = np.where(first, random.random(20_000) < 0.8, random.random(20_000) < 0.1)
-    table = Table.from_dense(np.where(np.stack([first, second], 1), 1, -1))
-    hidden = drop.partial(table, 0.5, exact=False)
-    together, seen = count_together(hidden)
-    assert together[0, 1] / seen[0, 1] == pytest.approx(0.8, abs=0.03)
-    assert together[0, 1] < 0.3 * count_together(table)[0][0, 1]
 
 
 def test_counts_do_not_overflow() -> None:
