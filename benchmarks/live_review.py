@@ -46,7 +46,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
-from halflabel.review.live import LiveModel, LiveReview
+from halflabel.review.live import LiveReview
 from halflabel.review.live_questions import EntryAnswer
 from halflabel.review.server import make_app, serve
 from halflabel.review.session import ReviewSession
@@ -110,7 +110,7 @@ class Person:
         vars(inputs)["basis"] = Basis.of(self.train, self.classifier)
         config = Config(method="n-ls" if start == "single" else "wan", fit="linear", seed=seed, device="cpu")
         rows = Labels.of(self.known.from_dense(labels, *map(list, self.names)))
-        return LiveReview(LiveModel(inputs, config, from_nothing=start == "nothing"), rows, seed=seed)
+        return LiveReview(inputs, config, rows)
 
     def curve(self, start: str, order: str, seed: int) -> list[dict[str, Any]]:
         """Return what is measured after every so many answers."""
@@ -119,7 +119,7 @@ class Person:
         review = self.review(labels, start, seed)
         first = review.update([])
         answers: list[EntryAnswer] = []
-        points = [self.point(labels, start, seed, first.quality.as_dict(), answers, first.probabilities)]
+        points = [self.point(labels, start, seed, first.quality._asdict(), answers, first.probabilities)]
         update, seconds = first, [first.seconds]
         while len(answers) < options.answers:
             is_live = order == "live" or ((order, start) == ("batch", "nothing") and len(answers) < FIRST)
@@ -133,7 +133,7 @@ class Person:
                 if len(answers) % options.measure == 0:
                     now = review.update(answers)
                     seconds.append(now.seconds)
-                    points.append(self.point(labels, start, seed, now.quality.as_dict(), answers, now.probabilities))
+                    points.append(self.point(labels, start, seed, now.quality._asdict(), answers, now.probabilities))
             if is_live:
                 update = review.update(answers)
                 seconds.append(update.seconds)

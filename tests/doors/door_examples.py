@@ -28,7 +28,7 @@ from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
-from halflabel.review.live import LiveModel
+from halflabel.review.live import LiveReview
 from halflabel.review.live_run import finish_review, open_live_review
 from halflabel.runs.folder import RunFolder
 
@@ -212,10 +212,10 @@ def fill_in_folds(task: Task) -> Logits:
     return halflabel.fill(run, images, folds=5, precision=0.6).scores.logits
 
 
-def open_live(task: Task) -> LiveModel:
+def open_live(task: Task) -> LiveReview:
     """Open the model of a live review of the run before the answers."""
     run, images = RunFolder(run_of(train_before_answers, task)), task.material.folder / "images"
-    return open_live_review(run, images, precision=0.95).model
+    return open_live_review(run, images, precision=0.95)
 
 
 def live(task: Task) -> Logits:

@@ -224,8 +224,8 @@ def test_questions_survive_a_file(tmp_path) -> None:
     [
         ("image,class\nx.jpg,cat\n", "line 2, column 'image': the run has no image 'x.jpg'"),
         ("image,class\na.jpg,cow\n", "line 2, column 'class': the run has no class 'cow'"),
-        ("image,class,probability\na.jpg,cat,high\n", "line 2, column 'probability': 'high' is not a probability"),
-        ("image,class,inclusion_weight\na.jpg,cat,-1\n", "column 'inclusion_weight': '-1' is not an inclusion weight"),
+        ("image,class,probability\na.jpg,cat,high\n", "column 'probability': probability 'high' is not a number"),
+        ("image,class,inclusion_weight\na.jpg,cat,-1\n", "inclusion_weight '-1' is negative"),
         ("photo,class\na.jpg,cat\n", "no column 'image'"),
     ],
 )

@@ -141,9 +141,7 @@ def test_impossible_options_are_refused(project, words, says) -> None:
 
 def test_an_open_address_is_warned_of(project, monkeypatch) -> None:
     pytest.importorskip("fastapi")
-    from halflabel.review import server
-
-    monkeypatch.setattr(server, "serve", lambda app, listening, tls: listening.close())
+    monkeypatch.setattr("halflabel.serve.guard.run_server", lambda app, listening, **_: listening.close())
     inside = call("review", project.run.folder, project.images, "--port", 0)
     assert inside.exit_code == 0, inside.output
     assert "http://127.0.0.1:" in inside.output
@@ -159,7 +157,7 @@ def test_an_unknown_class_is_refused_before_the_server_starts(project) -> None:
 
 
 def test_review_ends_with_the_commands_that_use_the_answers(project, monkeypatch) -> None:
-    monkeypatch.setattr("halflabel.review.server.serve", lambda *_: None)
+    monkeypatch.setattr("halflabel.serve.guard.run_server", lambda *_, **__: None)
     monkeypatch.setattr("halflabel.review.live_process.live_hindrance", lambda _: None)
     monkeypatch.setattr("halflabel.review.live_process.LiveLoop.__init__", lambda *_: None)
     monkeypatch.setattr("halflabel.review.live_process.LiveLoop.close", lambda _: None)
@@ -182,7 +180,7 @@ def test_review_ends_with_the_commands_that_use_the_answers(project, monkeypatch
 def test_an_answered_run_opens_again(project, monkeypatch) -> None:
     monkeypatch.setattr("halflabel.review.live_process.live_hindrance", lambda _: "not here")
     served: list[object] = []
-    monkeypatch.setattr("halflabel.review.server.serve", lambda *_: served.append(1))
+    monkeypatch.setattr("halflabel.serve.guard.run_server", lambda *_, **__: served.append(1))
     table = project.run.read_labels()
     words = ("review", project.run.folder, project.images, "--port", 0)
     with closing(AnswerStore(project.run.answers)) as store:

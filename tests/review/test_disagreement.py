@@ -10,7 +10,7 @@ from command_line import done, flat, refused
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.questions.next import largest_differences, other_scores, read_probabilities
+from halflabel.questions.next import largest_differences, other_scores, read_other_file
 
 
 def test_the_largest_differences_come_first() -> None:
@@ -72,8 +72,8 @@ def test_next_asks_where_a_teacher_differs(project, tmp_path) -> None:
     ("content", "says"),
     [
         ("image,class\na,b\n", "no column 'probability'"),
-        ("image,class,probability\n{image},3,1.5\n", "'1.5' is not a probability"),
-        ("image,class,probability\n{image},3,much\n", "'much' is not a probability"),
+        ("image,class,probability\n{image},3,1.5\n", "probability '1.5' is too large"),
+        ("image,class,probability\n{image},3,much\n", "probability 'much' is not a number"),
         ("image,class,probability\nx,y,0.5\n", "no probability for an image"),
     ],
 )
@@ -82,6 +82,6 @@ def test_a_teacher_file_that_cannot_be_used_is_refused(project, tmp_path, conten
     path = tmp_path / "t.csv"
     path.write_text(content.format(image=table.images[0]))
     with pytest.raises(UserError, match=says):
-        read_probabilities(path, table, [None] * len(table))
-    with pytest.raises(UserError, match="cannot be read"):
-        read_probabilities(tmp_path / "none.csv", table, [None] * len(table))
+        read_other_file(path, table, [None] * len(table))
+    with pytest.raises(UserError, match="no such file"):
+        read_other_file(tmp_path / "none.csv", table, [None] * len(table))

@@ -16,7 +16,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.questions.choose import Question
-from halflabel.review.live import LiveModel, LiveReview, fit_probabilities, measure
+from halflabel.review.live import LiveReview, fit_probabilities, measure
 from halflabel.review.live_questions import EntryAnswer, Explorer, draw_controls
 
 CLASSES = 6
@@ -40,10 +40,10 @@ def rows_of(labels: np.ndarray) -> Labels:
     return Labels.of(Table.from_dense(labels))
 
 
-def live_model(features: torch.Tensor, method: str = "wan", **more: Any) -> LiveModel:
+def open_review(features: torch.Tensor, labels: np.ndarray, method: str = "wan", **more: Any) -> LiveReview:
     inputs = Inputs(lambda: Features(features, Names.numbered(len(features)), bad_rows(features)), of_backbone=False)
     config = Config(method=method, fit="linear", device="cpu", from_nothing=method == "wan", **more)
-    return LiveModel(inputs, config, from_nothing=method == "wan")
+    return LiveReview(inputs, config, rows_of(labels))
 
 
 def bad_rows(features: torch.Tensor) -> list[int]:
@@ -58,9 +58,9 @@ def test_a_label_never_reaches_the_scores_of_its_own_image(photos) -> None:
     changed[0] = [-1, 1, 1, 0, -1, 1]
     scores = []
     for known in (labels, changed):
-        model = live_model(features, "bce", l2_strength=1e-3)
-        model.refit(rows_of(labels))
-        scores.append(model.refit(rows_of(known)))
+        review = open_review(features, labels, "bce", l2_strength=1e-3)
+        review.refit(rows_of(labels))
+        scores.append(review.refit(rows_of(known)))
     np.testing.assert_allclose(scores[0][0], scores[1][0], atol=1e-5)
     assert np.abs(scores[0] - scores[1]).max() > 0.1
 
@@ -69,7 +69,7 @@ def test_unreadable_images_have_no_scores(photos) -> None:
     features, truth = photos
     broken = features.clone()
     broken[7] = torch.nan
-    logits = live_model(broken, "bce").refit(rows_of(truth))
+    logits = open_review(broken, truth, "bce").refit(rows_of(truth))
     assert np.isnan(logits[7]).all()
     assert not np.isnan(np.delete(logits, 7, 0)).any()
 
@@ -99,7 +99,7 @@ def test_from_nothing_chosen_questions_beat_random_ones(photos) -> None:
     reached = []
     for random in (False, True):
         none = np.zeros_like(truth)
-        review = LiveReview(live_model(features), rows_of(none))
+        review = open_review(features, none)
         update, _ = answer_all(review, truth, 80, random=random)
         reached.append(metrics.mean_average_precision(torch.from_numpy(update.probabilities), truth))
     assert reached[0] > reached[1] + 0.03
@@ -109,7 +109,7 @@ def test_from_one_positive_each_the_unknown_are_not_called_too_often(photos) -> 
     features, truth = photos
     labels = np.zeros_like(truth)
     labels[np.arange(len(truth)), (truth > 0).argmax(1)] = 1
-    review = LiveReview(live_model(features, "n-ls", l2_strength=1e-3), rows_of(labels))
+    review = open_review(features, labels, "n-ls", l2_strength=1e-3)
     update = review.update([])
     unknown = labels == 0
     assert update.probabilities[unknown].mean() == pytest.approx((truth[unknown] > 0).mean(), abs=0.06)
@@ -119,7 +119,7 @@ def test_from_one_positive_each_the_unknown_are_not_called_too_often(photos) -> 
 def test_the_queue_has_its_share_of_random_checks(photos) -> None:
     features, truth = photos
     none = np.zeros_like(truth)
-    review = LiveReview(live_model(features), rows_of(none))
+    review = open_review(features, none)
     update, answers = answer_all(review, truth, 100)
     checks = [item for item in answers if item.weight]
     assert 6 <= len(checks) <= 25

@@ -5,22 +5,20 @@ from __future__ import annotations
 import http.client
 import re
 import socket
-import threading
 from importlib.resources import files
 
 import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
-import uvicorn
 from fastapi.testclient import TestClient
+from http_servers import serving
 from server_examples import PORT, TOKEN, client_of, step
 
-from halflabel.review.server import serve
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.serve.guard import PAGE_HEADERS as HEADERS
 from halflabel.serve.guard import TOKEN_HEADER
-from halflabel.system.sockets import is_loopback, open_socket
+from halflabel.system.sockets import is_loopback
 
 SCRIPTS = sorted(
     f"/{item.name}" for item in (files("halflabel.review") / "static").iterdir() if item.name.endswith(".js")
@@ -63,27 +61,14 @@ def test_foreign_pages_are_refused(client) -> None:
     assert client.get("/api/state", headers={"Origin": f"http://127.0.0.1:{PORT}"}).status_code == 200
 
 
-def test_idle_connections_shut_nobody_out(client, monkeypatch: pytest.MonkeyPatch) -> None:
-    servers: list[uvicorn.Server] = []
-    start = uvicorn.Server.run
-
-    def run(server: uvicorn.Server, **more) -> None:
-        servers.append(server)
-        start(server, **more)
-
-    monkeypatch.setattr(uvicorn.Server, "run", run)
-    with open_socket("127.0.0.1", 0) as listening:
-        port = listening.getsockname()[1]
-        thread = threading.Thread(target=serve, args=(client.app, listening))
-        thread.start()
+def test_idle_connections_shut_nobody_out(client) -> None:
+    with serving(lambda _: client.app) as port:
         idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(300)]
         link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         link.request("GET", "/api/state", headers={"Host": f"127.0.0.1:{PORT}", TOKEN_HEADER: TOKEN})
         status = link.getresponse().status
         for connection in (*idle, link):
             connection.close()
-        servers[-1].should_exit = True
-        thread.join(60)
     assert status == 200
 
 

@@ -16,11 +16,11 @@ pytest.importorskip("httpx")
 import httpx
 from command_line import done, flat, refused
 from fastapi.testclient import TestClient
+from http_servers import serving
 
 from halflabel.review import server
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.serve.guard import TOKEN_HEADER
-from halflabel.system.sockets import open_socket
 
 TOKEN = "t" * 43
 
@@ -145,38 +145,18 @@ def test_a_stated_share_is_asked_twice(project) -> None:
 
 
 @contextmanager
-def serving(project, *, tls=None, **more):
+def served(project, *, tls=None, **more):
     """Serve a session over a real socket, in a thread."""
-    import uvicorn
-
     session = project.session(asks_name=True, **more)
-    listening = open_socket("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    app = app_of(project, session, port, tls is not None)
-    started: list[uvicorn.Server] = []
-
-    class Server(uvicorn.Server):
-        def __init__(self, config) -> None:
-            super().__init__(config)
-            started.append(self)
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(uvicorn, "Server", Server)
-    thread = threading.Thread(target=server.serve, args=(app, listening, tls))
-    thread.start()
-    try:
+    with serving(lambda port: app_of(project, session, port, tls is not None), tls=tls or (None, None)) as port:
         yield session, port
-    finally:
-        started[0].should_exit = True
-        thread.join()
-        patch.undo()
-        session.answers.close()
+    session.answers.close()
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_twenty_people_at_once_lose_nothing(project, database, request) -> None:
     place = request.getfixturevalue("new_database")() if database == "postgresql" else ""
-    with serving(project, count=400, twice=0.2, place=place) as (session, port):
+    with served(project, count=400, twice=0.2, place=place) as (session, port):
         asked: Counter[tuple[int, str]] = Counter()
         failures: list[Exception] = []
 
@@ -221,7 +201,7 @@ def test_the_page_is_served_over_https(project, tmp_path) -> None:
         subprocess.run(words, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
-    with serving(project, tls=(certificate, key)) as (_, port):
+    with served(project, tls=(certificate, key)) as (_, port):
         trust = ssl.create_default_context(cafile=str(certificate))
         with httpx.Client(base_url=f"https://127.0.0.1:{port}", headers={TOKEN_HEADER: TOKEN}, verify=trust) as client:
             assert client.get("/").status_code == 200

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -14,14 +15,16 @@ from halflabel.system.sockets import limited_protocol, open_socket
 
 
 @contextmanager
-def serving(make_app: Callable[[int], Any], lifespan: str = "on", **limits: Any) -> Iterator[int]:
+def serving(
+    make_app: Callable[[int], Any], lifespan: str = "on", tls: Sequence[Path | None] = (None, None), **limits: Any
+) -> Iterator[int]:
     """Serve the application for a free port, which is the value; `limits` are those of `limited_protocol`."""
     with open_socket("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
         protocol = limited_protocol(**limits)
-        config = uvicorn.Config(
-            make_app(port), http=protocol, log_config=None, access_log=False, lifespan=lifespan, timeout_keep_alive=30
-        )
+        settings: dict[str, Any] = {"http": protocol, "log_config": None, "access_log": False, "lifespan": lifespan}
+        settings |= {"timeout_keep_alive": 30, "ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
+        config = uvicorn.Config(make_app(port), **settings)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()

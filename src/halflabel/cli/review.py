@@ -37,6 +37,7 @@ from halflabel.review import session as review_session
 from halflabel.review import thumbnails as review_thumbnails
 from halflabel.runs import folder as run_folder
 from halflabel.runs import from_nothing, scores
+from halflabel.serve import guard
 from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted, decimal, percent
 from halflabel.system.remote import local_folder
@@ -324,7 +325,7 @@ def _serve(
             console.print(f"The model does not learn meanwhile: {hindrance}.")
         console.print(f"Answers are saved to {escape(store.name)}. Ctrl-C stops the server.")
         try:
-            server.serve(app, listening, access.tls)
+            guard.run_server(app, listening, patience=2, tls=access.tls)
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
                 finished = {} if live is None else (live.finish or {}).get("result", {})

@@ -157,7 +157,7 @@ def serve(
         address, free_port = listening.getsockname()[:2]
         _show_address(model, len(predictor.classes), address, free_port, has_token=token is not None)
         guarded = guard.Guard(predictions, host=host, port=free_port, token=token)
-        server.serve(guarded, listening)
+        guard.run_server(guarded, listening, patience=30)
     console.print("Stopped.")
 
 

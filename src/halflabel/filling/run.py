@@ -208,7 +208,7 @@ class ControlQuestions:
 
     def asked(self) -> dict[tuple[str, str], float]:
         """Return the weights of the questions that are written already, without those about other photos."""
-        asked = asked_entries(self.run.control) if self.run.control.exists() else {}
+        asked = asked_entries(self.run.control)
         if self.further is None and asked:  # an earlier fill may have had further ones
             listed = self.run.read_rows().images
             listed = listed if self.labels is None else listed.union(self.labels.images)

@@ -5,12 +5,10 @@ This module needs only NumPy, so that the review page starts quickly; scoring im
 
 from __future__ import annotations
 
-import csv
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.evaluation.calibration import has_as_many_negatives
 from halflabel.evaluation.scores import image_blocks
 from halflabel.labels.formats._csv import first_line
+from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
 from halflabel.labels.labels import WEIGHT_COLUMN, Labels
 from halflabel.labels.table import Table
@@ -37,7 +36,6 @@ CONTROL_FILL = "control: fill"  # unknown entries that `fill` could fill as pres
 _CONTROL_STREAM = 0x6374726C  # random stream of the control sample
 _DUPLICATE_COSINE = 0.97  # of centred features, from which on two photos count as duplicates
 _CANDIDATES = 64  # kept per class
-_FIX = "make it with `halflabel next`"
 _ADDED = 25  # average positives, so that few known ones say little about the error of a class
 
 
@@ -53,6 +51,10 @@ class Question(NamedTuple):
     probability: float
     why: str
     weight: float = 0.0
+
+    @property
+    def entry(self) -> tuple[int, int]:
+        return self.image, self.column
 
     @property
     def is_control(self) -> bool:
@@ -85,6 +87,15 @@ class LowestCost:
         order = order[rank < self.most]
         self.group, self.image, self.column = self.group[order], self.image[order], self.column[order]
         self.cost = self.cost[order]
+
+    def add_block(self, index: NDArray[np.int64], cost: NDArray[np.float64], *, by_class: bool = False) -> None:
+        """Add the costs (B, C) of images (B,); entries that cannot be chosen have a cost of inf."""
+        row, column = np.nonzero(cost < (self.limit if by_class else self.limit[0]))
+        self.add(column if by_class else np.zeros_like(column), index[row], column, cost[row, column])
+
+    def entries(self) -> Iterator[tuple[int, int, float]]:
+        """Yield image, class and cost of what was kept."""
+        return zip(self.image.tolist(), self.column.tolist(), self.cost.tolist(), strict=True)
 
     def group_slice(self, group: int) -> slice:
         """Return where the entries of a group are, lowest cost first."""
@@ -182,16 +193,15 @@ def _scan_entries(
 ) -> tuple[LowestCost, NDArray[np.int64], _OpenEntries]:
     """Scan all entries once: a random sample below (group 0) and above (1) the threshold, of how many, open entries."""
     classes = len(table.classes)
-    answered = sorted_entries(skip)
+    skip = list(skip)
     names = hash_names(table.images.array)
     drawn, sizes = LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF)), np.zeros(2, np.int64)
     best = LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
     remaining = np.zeros(classes, np.int64)
-    for index, block, unknown in open_blocks(scores, table, answered):
+    for index, block, labels, is_free in entry_blocks(scores, table, skip):
+        unknown = is_free & (labels == 0)
         remaining += unknown.sum(0)
-        cost = -answer_value(block.astype(np.float64))
-        row, column = np.nonzero(unknown & (cost < best.limit))
-        best.add(column, index[row], column, cost[row, column])
+        best.add_block(index, np.where(unknown, -answer_value(block.astype(np.float64)), np.inf), by_class=True)
         if control:
             key = bits(seed, _CONTROL_STREAM, names[index][:, None], np.arange(classes)[None, :])
             with np.errstate(invalid="ignore"):
@@ -203,7 +213,7 @@ def _scan_entries(
     def all_of_class(c: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         q = np.array(scores[:, c], np.float64)
         q[np.searchsorted(table.start, np.flatnonzero(table.column == c), side="right") - 1] = np.nan
-        q[answered[answered[:, 1] == c, 0]] = np.nan
+        q[[i for i, column in skip if column == c]] = np.nan
         cost = -answer_value(q)
         order = np.argsort(cost, kind="stable")[: int((~np.isnan(cost)).sum())]  # NaN comes last
         return order, cost[order]
@@ -329,31 +339,10 @@ def likely_positives(
 ) -> list[Question]:
     """Return unknown entries with a probability of at least 0.1, most probable first; of one class, or of all."""
     is_wanted = np.arange(len(table.classes)) == column if column is not None else np.True_
-    best = lowest_costs(
-        scores, table, skip, count, np.nextafter(-0.1, 0), lambda index, block: np.where(is_wanted, -block, np.inf)
-    )
-    entries = zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
-    return [Question(i, c, -cost, "likely missing") for i, c, cost in entries]
-
-
-def lowest_costs(
-    scores: NDArray[Any],
-    table: Table,
-    skip: Iterable[tuple[int, int]],
-    most: int,
-    limit: float,
-    cost_of: Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[Any]],
-) -> LowestCost:
-    """Return the `most` unknown entries of the lowest cost below a limit, the lowest first.
-
-    `cost_of` returns the costs (B, C) of images (B,) by their scores (B, C). Entries in `skip` are left out.
-    """
-    best = LowestCost(1, most, np.float64(limit))
-    for index, block, unknown in open_blocks(scores, table, sorted_entries(skip)):
-        cost = cost_of(index, block.astype(np.float64))
-        row, column = np.nonzero(unknown & (cost < best.limit[0]))
-        best.add(np.zeros_like(row), index[row], column, cost[row, column])
-    return best
+    best = LowestCost(1, count, np.nextafter(-0.1, 0))
+    for index, block, labels, is_free in entry_blocks(scores, table, skip):
+        best.add_block(index, np.where(is_free & (labels == 0) & is_wanted, -block.astype(np.float64), np.inf))
+    return [Question(i, c, -cost, "likely missing") for i, c, cost in best.entries()]
 
 
 def rank_among_equal(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -368,21 +357,17 @@ def rank_among_equal(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return rank
 
 
-def sorted_entries(entries: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """Return (image, class) indices as an array (n, 2), sorted by image."""
-    return np.array(sorted(entries), np.int64).reshape(-1, 2)
-
-
-def open_blocks(
-    scores: NDArray[Any], table: Table, answered: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.bool_]]]:
-    """Yield blocks of images: indices, scores, and which entries are unknown, scored and not answered."""
+def entry_blocks(
+    scores: NDArray[Any], table: Table, skip: Iterable[tuple[int, int]]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8], NDArray[np.bool_]]]:
+    """Yield blocks of images: indices, scores, labels, and which entries have a score and are not in `skip`."""
+    skipped = np.array(sorted(skip), np.int64).reshape(-1, 2)
     for index in image_blocks(*table.shape):
         block = scores[index[0] : index[-1] + 1]
-        unknown = (table.rows(index) == 0) & ~np.isnan(block)
-        in_block = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
-        unknown[in_block[:, 0] - index[0], in_block[:, 1]] = False
-        yield index, block, unknown
+        is_free = ~np.isnan(block)
+        in_block = skipped[slice(*np.searchsorted(skipped[:, 0], (index[0], index[-1] + 1)))]
+        is_free[in_block[:, 0] - index[0], in_block[:, 1]] = False
+        yield index, block, table.rows(index), is_free
 
 
 def refuse_other_content(path: Path) -> None:
@@ -408,64 +393,54 @@ def weigh_answers(answers: Labels, *records: Path) -> Labels:
 
     So answers to chosen questions are known to be chosen, in whatever form they come back.
     """
-    asked = {entry: weight for path in records if path.exists() for entry, weight in asked_entries(path).items()}
+    asked = {entry: weight for path in records for entry, weight in asked_entries(path).items()}
     entries = zip(answers.image.tolist(), answers.column.tolist(), strict=True)
     recorded = [asked.get((answers.images[i], answers.classes[c]), math.nan) for i, c in entries]
     weight = np.where(np.isnan(answers.weight), np.array(recorded, np.float32), answers.weight)
     return replace(answers, weight=weight)
 
 
-def asked_entries(path: str | Path) -> dict[tuple[str, str], float]:
-    """Return the inclusion weight of the questions in a CSV file, by image and class, in their order."""
-    lines = read_lines(path, QUESTION_COLUMNS[:2], _FIX)
-    return {(row["image"] or "", row["class"] or ""): _read_weight(row, path, line) for line, row in lines}
+def asked_entries(path: Path) -> dict[tuple[str, str], float]:
+    """Return the inclusion weight of the questions in a CSV file, by image and class; none without a file."""
+    if not path.exists():
+        return {}
+    sheet = open_entries(path)
+    names = (sheet.column(name).to_pylist() for name in QUESTION_COLUMNS[:2])
+    return dict(zip(zip(*names, strict=True), _weights(sheet), strict=True))
 
 
-def _read_weight(row: Mapping[str, str], path: str | Path, line: int) -> float:
-    """Return the inclusion weight of a line; 0, for a chosen question, where it is blank or missing."""
-    return read_number(row, WEIGHT_COLUMN, path, line, "an inclusion weight", blank=0.0, most=np.finfo(float).max)
+def open_entries(path: str | Path, *columns: str) -> CsvTable:
+    """Open a CSV file with the columns image and class, and others."""
+    sheet = CsvTable(path)
+    sheet.check_columns((*QUESTION_COLUMNS[:2], *columns))
+    return sheet
 
 
-def read_number(
-    row: Mapping[str, str], column: str, path: str | Path, line: int, what: str, *, blank: float = math.nan, most: float
-) -> float:
-    """Return the number in a column of a line, from 0 to `most`, or `blank` where the column is blank or missing."""
-    text = row.get(column)
-    with suppress(ValueError):
-        value = float(text or blank)
-        if 0 <= value <= most or (math.isnan(value) and math.isnan(blank)):
-            return value
-    fix = f"use a number from 0 {'to 1' if most == 1 else 'on'}, or blank"
-    raise LabelError(f"{text!r} is not {what}", fix, path, line=line, column=column)
+def read_probabilities(sheet: CsvTable) -> NDArray[np.float32]:
+    """Return the column `probability`; NaN where it is blank or missing."""
+    return sheet.numbers("probability", "use a number from 0 to 1, or blank", least=0, most=1)
 
 
-def read_lines(path: str | Path, columns: Sequence[str], fix: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the lines of a CSV file that has these columns, with their numbers."""
-    try:
-        if not Path(path).is_file():  # reading a pipe would block
-            raise UserError(f"{path} cannot be read (not a file)", fix)
-        # A name that is not UTF-8 is not in the labels: with replaced characters it is as unknown as any other.
-        with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-            reader = csv.DictReader(file)
-            if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
-                raise LabelError(f"there is no column {missing[0]!r}", fix, path, line=1)
-            yield from ((reader.line_num, row) for row in reader)
-    except (OSError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error})", fix) from None
+def _weights(sheet: CsvTable) -> list[float]:
+    """Return the inclusion weights of a file; 0, for a chosen question, where it is blank or missing."""
+    weights = sheet.numbers(WEIGHT_COLUMN, "use a number from 0 on, or blank", least=0)
+    return [float(value) for value in np.nan_to_num(weights).tolist()]
 
 
 def read_questions(path: str | Path, table: Table) -> list[Question]:
     """Read questions from CSV; images and classes must be those of the table, the other columns are optional."""
-    rows = list(read_lines(path, QUESTION_COLUMNS[:2], _FIX))
-    images = table.images.index([row["image"] or "" for _, row in rows])
-    columns = table.classes.index([row["class"] or "" for _, row in rows])
-    questions = []
-    for (line, row), image, column in zip(rows, images.tolist(), columns.tolist(), strict=True):
-        for kind, index in (("image", image), ("class", column)):
-            if index < 0:
-                message = f"the run has no {kind} {row[kind]!r}"
-                raise LabelError(message, "use questions of this run", path, line=line, column=kind)
-        probability = read_number(row, "probability", path, line, "a probability", most=1)
-        weight = _read_weight(row, path, line)
-        questions.append(Question(image, column, probability, row.get("why") or "", weight))
-    return questions
+    sheet = open_entries(path)
+    numbers = []
+    for kind, names in zip(QUESTION_COLUMNS[:2], (table.images, table.classes), strict=True):
+        cells = sheet.column(kind)
+        index = names.index(cells)
+        if (index < 0).any():
+            row = int(np.argmax(index < 0))
+            message = f"the run has no {kind} {cells[row].as_py()!r}"
+            raise sheet.error(message, "use questions of this run", row=row, column=kind)
+        numbers.append(index.tolist())
+    why = sheet.column("why").to_pylist() if "why" in sheet else [""] * len(sheet)
+    return [
+        Question(*values)
+        for values in zip(*numbers, read_probabilities(sheet).tolist(), why, _weights(sheet), strict=True)
+    ]

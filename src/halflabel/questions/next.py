@@ -12,22 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.evaluation.scores import image_blocks
 from halflabel.labels.answers import answered_entries
 from halflabel.labels.table import Table, are_nearly_all_positive
 from halflabel.questions.choose import (
+    LowestCost,
     Question,
     choose_questions,
-    lowest_costs,
+    entry_blocks,
+    open_entries,
     rank_among_equal,
-    read_lines,
-    read_number,
+    read_probabilities,
 )
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.scores import ScoredImages, scored_images
 from halflabel.system.reporter import SILENT, Reporter
 
-_COLUMNS = ("image", "class", "probability")
 _SHARE_OF_MEDIAN = 0.1  # of its class, below which a present label looks wrong where negatives are unknown
 _FEWEST = 0.05  # difference of two models that is worth a question
 
@@ -103,7 +102,7 @@ def next_questions(
 def other_scores(other: Path, scored: ScoredImages, reporter: Reporter = SILENT) -> NDArray[np.float32]:
     """Return the probabilities (N, C) of another run or of a file, for the entries of `scored`; NaN where unknown."""
     if not other.is_dir():
-        return read_probabilities(other, scored.table, scored.paths)
+        return read_other_file(other, scored.table, scored.paths)
     theirs = scored_images(RunFolder.open(other), scored.folder, reporter)
     table = scored.table
     if (theirs.table.images, theirs.table.classes) == (table.images, table.classes):
@@ -115,20 +114,23 @@ def other_scores(other: Path, scored: ScoredImages, reporter: Reporter = SILENT)
     return scores
 
 
-def read_probabilities(path: Path, table: Table, paths: Sequence[str | None]) -> NDArray[np.float32]:
+def read_other_file(path: Path, table: Table, paths: Sequence[str | None]) -> NDArray[np.float32]:
     """Read a CSV file with image, class and probability into an array (N, C); other images and classes are ignored.
 
     Images may be named as in the labels or by their file. `halflabel predict --format csv` writes such a file.
     """
-    fix = "give a CSV file with the columns image,class,probability, or a run folder"
-    rows = {name: i for i, name in enumerate(paths) if name} | {name: i for i, name in enumerate(table.images)}
-    columns = {name: c for c, name in enumerate(table.classes)}
+    sheet = open_entries(path, "probability")
+    names = sheet.column("image")
+    image = table.images.index(names)
+    files = {name: i for i, name in enumerate(paths) if name}
+    for row in np.flatnonzero(image < 0).tolist():
+        image[row] = files.get(names[row].as_py(), -1)
+    column, p = table.classes.index(sheet.column("class")), read_probabilities(sheet)
+    is_known = (image >= 0) & (column >= 0)
     scores = np.full(table.shape, np.nan, np.float32)
-    for line, row in read_lines(path, _COLUMNS, fix):
-        i, c = rows.get(row["image"]), columns.get(row["class"])
-        if i is not None and c is not None:
-            scores[i, c] = read_number(row, "probability", path, line, "a probability", most=1)
+    scores[image[is_known], column[is_known]] = p[is_known]
     if np.isnan(scores).all():
+        fix = "give a CSV file with the columns image,class,probability, or a run folder"
         raise UserError(f"{path} has no probability for an image and a class of the run", fix)
     return scores
 
@@ -143,9 +145,12 @@ def largest_differences(
     skip: Iterable[tuple[int, int]] = (),
 ) -> list[Question]:
     """Return the unknown entries with the largest |p − q| of two models' probabilities (N, C), largest first."""
-    cost = lowest_costs(scores, table, skip, count * 8, -_FEWEST, lambda index, block: -np.abs(block - other[index]))
-    chosen = np.flatnonzero(rank_among_equal(cost.image) < per_image)[:count]
-    entries = zip(cost.image[chosen].tolist(), cost.column[chosen].tolist(), strict=True)
+    best = LowestCost(1, count * 8, np.float64(-_FEWEST))
+    for index, block, labels, is_free in entry_blocks(scores, table, skip):
+        difference = np.abs(block.astype(np.float64) - other[index])
+        best.add_block(index, np.where(is_free & (labels == 0), -difference, np.inf))
+    chosen = np.flatnonzero(rank_among_equal(best.image) < per_image)[:count]
+    entries = zip(best.image[chosen].tolist(), best.column[chosen].tolist(), strict=True)
     why = "disagreement; the other model says {:.2f}"
     return [Question(i, c, float(scores[i, c]), why.format(other[i, c])) for i, c in entries]
 
@@ -156,13 +161,11 @@ def present_limits(column: NDArray[Any], probability: NDArray[Any], classes: int
     It is a tenth of the median of the class. Where hardly any negative is known, a model finds only part of the
     labels that were given: that it misses one is no evidence.
     """
-    limits = np.zeros(classes)
+    is_scored = ~np.isnan(probability)
+    column, probability = column[is_scored], probability[is_scored]
     order = np.argsort(column, kind="stable")
     parts = np.split(probability[order], np.searchsorted(column[order], np.arange(1, classes)))
-    for c, part in enumerate(parts):
-        part = part[~np.isnan(part)]
-        limits[c] = _SHARE_OF_MEDIAN * np.median(part) if len(part) else 0.0
-    return limits
+    return np.array([_SHARE_OF_MEDIAN * np.median(part) if len(part) else 0.0 for part in parts])
 
 
 def doubtful_labels(
@@ -187,26 +190,18 @@ def doubtful_labels(
         is_present = table.value > 0
         at, of_class = (part[is_present] for part in table.entries()[:2])
         limits = present_limits(of_class, np.asarray(scores[at, of_class]), len(table.classes))
-    answered = np.array([i * len(table.classes) + c for i, c in skip], np.int64)
-    parts = []
-    for index in image_blocks(len(table), 1):
-        known = slice(table.start[index[0]], table.start[index[-1] + 1])
-        image = np.repeat(index, np.diff(table.start[index[0] : index[-1] + 2]))
-        column, value = table.column[known].astype(np.int64), table.value[known]
-        score = np.asarray(scores[image, column])
-        with np.errstate(invalid="ignore"):
-            probability = np.where(value > 0, score, 1 - score)
-            is_doubtful = probability < np.where(value > 0, limits[column], 0.5)
-            is_doubtful &= ~np.isin(image * len(table.classes) + column, answered)
-        parts.append(tuple(part[is_doubtful] for part in (image, column, value, probability, score)))
-    image, column, value, probability, score = (np.concatenate(part) for part in zip(*parts, strict=True))
-    order = np.lexsort((column, image, probability))
-    order = order[rank_among_equal(image[order]) < per_image]
-    exceeds_quota = rank_among_equal(column[order]) >= max(2, count // 4)
+    best = LowestCost(len(table.classes), 2 * count, np.inf)
+    for index, block, labels, is_free in entry_blocks(scores, table, skip):
+        p = np.where(labels > 0, block, 1 - block).astype(np.float64)
+        is_doubtful = is_free & (labels != 0) & (p < np.where(labels > 0, limits, 0.5))
+        best.add_block(index, np.where(is_doubtful, p, np.inf), by_class=True)
+    order = np.lexsort((best.column, best.image, best.cost))
+    order = order[rank_among_equal(best.image[order]) < per_image]
+    exceeds_quota = rank_among_equal(best.column[order]) >= max(2, count // 4)
+    order = order[np.sort(np.argsort(exceeds_quota, kind="stable")[:count])]
     questions = []
-    for k in order[np.sort(np.argsort(exceeds_quota, kind="stable")[:count])].tolist():
-        was_trained_on = trained_on is not None and bool(trained_on[image[k]])
-        label = "labelled present" if value[k] > 0 else "labelled absent"
-        why = f"{label}; {'score of a label trained on' if was_trained_on else score_kind}"
-        questions.append(Question(int(image[k]), int(column[k]), float(score[k]), why))
+    for i, c in zip(best.image[order].tolist(), best.column[order].tolist(), strict=True):
+        label = "labelled present" if table.values[i, c] > 0 else "labelled absent"
+        kind = "score of a label trained on" if trained_on is not None and trained_on[i] else score_kind
+        questions.append(Question(i, c, float(scores[i, c]), f"{label}; {kind}"))
     return questions

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +23,25 @@ from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Fit, Inputs, fit
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
-from halflabel.questions.choose import Question
+from halflabel.questions.choose import Question, choose_questions
 from halflabel.review.live_questions import (
     CONTROL_SHARE,
     NAMES_SHARE,
     QUEUE,
     EntryAnswer,
     Explorer,
-    build_queue,
     draw_controls,
+    mix,
 )
 from halflabel.runs.from_nothing import learn_from_answers
 
 _LEAST_SLOPE = 0.05  # probabilities keep the order of the logits
 _DRAWS = 40  # of slope and offset, for the interval of mAP
 _MAX_ENTRIES = 400_000  # entries that mAP is estimated on
+_NEIGHBOUR_COMPONENTS = 64  # principal components by which photos are similar
+_NOTHING = -10.0  # logit of everything before the first label
+
+Interval = tuple[float, float, float]  # estimate, low, high; with 95 %
 
 
 def fit_probabilities(z: NDArray[Any], controls: Sequence[EntryAnswer]) -> Calibration:
@@ -49,21 +53,17 @@ def fit_probabilities(z: NDArray[Any], controls: Sequence[EntryAnswer]) -> Calib
     return fitted._replace(slope=max(fitted.slope, _LEAST_SLOPE))
 
 
-@dataclass(frozen=True)
-class Quality:
-    """The state of the model after so many answers; intervals hold with 95 %."""
+class Quality(NamedTuple):
+    """The state of the model after so many answers."""
 
     answers: int
     controls: int
     threshold: float
-    precision: tuple[float, float, float] | None  # of what is called present: estimate, low, high; by controls
-    mean_average_precision: tuple[float, float, float]
+    precision: Interval | None  # of what is called present, by controls
+    mean_average_precision: Interval
     decided: int  # unknown entries with a probability of being present that is high or low enough
     unknown: int
     per_class: list[dict[str, Any]]
-
-    def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 def measure(
@@ -81,33 +81,24 @@ def measure(
     threshold = expected_f1_threshold(p)
     # As in `fill`, nothing is decided of a class without a known positive.
     sure = unknown & ((p >= precision) | (p <= 1 - precision)) & (labels > 0).any(0)
-    expected = np.where(labels == 0, np.nan_to_num(p), labels > 0)
-    columns = zip((labels > 0).sum(0), (labels < 0).sum(0), sure.sum(0), unknown.sum(0), expected.sum(0), strict=True)
-    per_class = [
-        {"present": int(yes), "absent": int(no), "decided": int(n), "unknown": int(left), "expected": float(total)}
-        for yes, no, n, left, total in columns
-    ]
+    expected = np.where(labels == 0, np.nan_to_num(p), labels > 0).sum(0, dtype=np.float64)
+    keys = ("present", "absent", "decided", "unknown", "expected")
+    counts = ((labels > 0).sum(0), (labels < 0).sum(0), sure.sum(0), unknown.sum(0), expected)
+    called = [item for item in controls if p[item.image, item.column] >= threshold]
+    weight, present = np.array([item.weight for item in called]), np.array([item.value > 0 for item in called])
     return Quality(
         answers=answers,
         controls=len(controls),
         threshold=threshold,
-        precision=_precision(p, controls, threshold),
+        precision=share_interval(weight, present) if called else None,
         mean_average_precision=_expected_map(z, calibration, labels),
         decided=int(sure.sum()),
         unknown=int(unknown.sum()),
-        per_class=per_class,
+        per_class=[dict(zip(keys, row, strict=True)) for row in zip(*(each.tolist() for each in counts), strict=True)],
     )
 
 
-def _precision(p: NDArray[Any], controls: Sequence[EntryAnswer], threshold: float) -> tuple[float, float, float] | None:
-    """The share of present among control answers that the model calls present now, each with its weight."""
-    called = [item for item in controls if p[item.image, item.column] >= threshold]
-    if not called:
-        return None
-    return share_interval(np.array([item.weight for item in called]), np.array([item.value > 0 for item in called]))
-
-
-def _expected_map(z: NDArray[Any], calibration: Calibration, labels: NDArray[np.int8]) -> tuple[float, float, float]:
+def _expected_map(z: NDArray[Any], calibration: Calibration, labels: NDArray[np.int8]) -> Interval:
     """Expected mAP if entries are present with their probabilities, and what other calibrations would make of it.
 
     AP of a class with the images in the order of their logits: Σ_k p_k · (1 + Σ_{j < k} p_j) / k / Σ_k p_k.
@@ -121,8 +112,7 @@ def _expected_map(z: NDArray[Any], calibration: Calibration, labels: NDArray[np.
     def mean_average_precision(plausible: Calibration) -> float:
         p = np.where(known == 0, plausible.scores(x), known > 0).astype(np.float64)
         before = np.cumsum(p, axis=0) - p
-        total = p.sum(0)
-        return float(np.mean((p * (1 + before) / rank).sum(0) / np.maximum(total, 1e-12)))
+        return float(np.mean((p * (1 + before) / rank).sum(0) / np.maximum(p.sum(0), 1e-12)))
 
     draws = [
         mean_average_precision(Calibration(max(slope, _LEAST_SLOPE), offset))
@@ -132,22 +122,41 @@ def _expected_map(z: NDArray[Any], calibration: Calibration, labels: NDArray[np.
     return mean_average_precision(calibration), float(low), float(high)
 
 
-_NONE = np.zeros((4, 0))
-_NEIGHBOUR_COMPONENTS = 64  # principal components by which photos are similar
-_NOTHING = -10.0  # logit of everything before the first label
+class LiveUpdate(NamedTuple):
+    """What a fit changes: probabilities (N, C), the queue, the quality, and how long it took."""
+
+    probabilities: NDArray[np.float32]
+    queue: list[Question]  # after those to ask, random ones that are answered already: their answers count now
+    quality: Quality
+    seconds: float
 
 
 @dataclass(eq=False)
-class LiveModel:
-    """The model that `train` would fit; each fit starts from the last one, so that it takes seconds.
+class LiveReview:
+    """Fits the model that `train` would fit to the labels of a run and the answers so far.
 
-    Runs that started from class names learn by `learn_from_answers`; `from_nothing`: no label was known at the start.
+    Each fit starts from the last one, so that it takes seconds. A run without labels learns by `learn_from_answers`.
     """
 
     inputs: Inputs
     config: Config
-    from_nothing: bool = False
+    rows: Labels  # that the run was trained on
+    precision: float = 0.95
+    fill_weights: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of `fill`'s random questions
     last: Fit | None = None
+
+    def __post_init__(self) -> None:
+        table, basis, names = self.rows.training, self.inputs.basis, self.inputs.names
+        self.from_nothing = not table.known
+        self.evaluation = self.rows.people.dense()
+        components = basis.features[:, :_NEIGHBOUR_COMPONENTS].cpu().numpy()
+        self.features = np.full((len(table), components.shape[1]), np.nan, np.float32)
+        self.features[basis.rows] = components
+        named = None if names is None else self.inputs.logits_of_names().sigmoid().numpy()
+        self.tests_names = named is not None and self.from_nothing
+        has_all_classes = bool(table.stats.positives.all())
+        explorer = None if has_all_classes else Explorer(self.features, table.shape[1], self.config.seed, named)
+        self.explorer = explorer
 
     def refit(self, labels: Labels) -> NDArray[np.float32]:
         """Fit the model to labels and return out-of-fold logits (N, C), NaN for unreadable images."""
@@ -163,81 +172,44 @@ class LiveModel:
         assert self.last.crossfit is not None  # only runs with a linear loss can be reviewed live
         return self.last.crossfit.logits
 
-
-@dataclass(frozen=True)
-class LiveUpdate:
-    """What a fit changes: probabilities (N, C), the queue, the quality, and how long it took."""
-
-    probabilities: NDArray[np.float32]
-    queue: list[Question]  # after those to ask, random ones that are answered already: their answers count now
-    quality: Quality
-    seconds: float
-
-
-@dataclass(eq=False)
-class LiveReview:
-    """Fits the model to the labels of a run and the answers so far; each call of `update` starts from the last fit."""
-
-    model: LiveModel
-    rows: Labels  # that the run was trained on
-    precision: float = 0.95
-    positives_per_image: float = 0.0
-    seed: int = 0
-    fill_weights: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of `fill`'s random questions
-
-    def __post_init__(self) -> None:
-        table, basis = self.rows.training, self.model.inputs.basis
-        self.evaluation = self.rows.people.dense()
-        components = basis.features[:, :_NEIGHBOUR_COMPONENTS].cpu().numpy()
-        self.features = np.full((len(table), components.shape[1]), np.nan, np.float32)
-        self.features[basis.rows] = components
-        inputs = self.model.inputs
-        named = None if inputs.names is None else inputs.logits_of_names().sigmoid().numpy()
-        self.tests_names = named is not None and self.model.from_nothing
-        has_all_classes = bool(table.stats.positives.all())
-        self.explorer = None if has_all_classes else Explorer(self.features, table.shape[1], self.seed, named)
-
     def update(self, answers: Sequence[EntryAnswer]) -> LiveUpdate:
         """Fit the model to the labels and these answers, and choose the next questions."""
         begun = time.perf_counter()
         rows = self._with_answers([item for item in answers if item.value])
-        logits, labels = self.model.refit(rows), rows.training.dense()
-        is_of_fill = [item.weight == self.fill_weights.get((item.image, item.column)) for item in answers]
-        drawn = [item for item, of_fill in zip(answers, is_of_fill, strict=True) if item.weight and not of_fill]
+        logits, labels = self.refit(rows), rows.training.dense()
+        drawn = [item for item in answers if item.weight and item.weight != self.fill_weights.get(item.entry)]
         controls = [item for item in drawn if item.value]
         z = self._calibrated_logits(logits)
         fitted = fit_probabilities(z, controls)
         quality = measure(z, fitted, labels, controls, answers=len(answers), precision=self.precision)
         p = fitted.scores(z)
         share = NAMES_SHARE if self.tests_names and len(answers) < QUEUE else CONTROL_SHARE
-        questions = draw_controls(
-            p,
-            self.evaluation == 0,
-            [(item.image, item.column) for item in drawn],
-            quality.threshold,
-            round(share * QUEUE),
-            (self.seed, len(answers)),
+        seed, asked = self.config.seed, [item.entry for item in drawn]
+        random = draw_controls(
+            p, self.evaluation == 0, asked, quality.threshold, round(share * QUEUE), (seed, len(answers))
         )
-        answered = {(item.image, item.column) for item in answers}
-        queue = build_queue(
-            p,
-            labels,
+        answered = {item.entry for item in answers}
+        new = [item for item in random if item.entry not in answered]
+        chosen = choose_questions(
+            self.explorer.probabilities(p, labels) if self.explorer is not None else p,
             rows.training,
-            [item for item in questions if (item.image, item.column) not in answered],
+            np.full(p.shape[1], 0.5),
+            max(QUEUE - len(new), 1),
             features=self.features,
-            explorer=self.explorer,
-            both_teach=True if self.model.from_nothing else None,
-            skip=sorted(answered),
-            seed=self.seed,
-            share=share,
+            control=0.0,
+            skip=answered | {item.entry for item in new},
+            by_class=False,
+            both_teach=True if self.from_nothing else None,
         )
-        queue += [item for item in questions if (item.image, item.column) in answered]
+        queue = mix(chosen, new, share, np.random.default_rng([seed, len(answered)]))
+        queue += [item for item in random if item.entry in answered]
         return LiveUpdate(p, queue, quality, time.perf_counter() - begun)
 
     def _with_answers(self, answers: Sequence[EntryAnswer]) -> Labels:
-        image, column, value, weight = (np.array(part) for part in zip(*answers, strict=True)) if answers else _NONE
+        columns = np.array(answers, np.float64).reshape(-1, 4).T
+        image, column, value = columns[:3].astype(np.int64)
         rows = self.rows
-        return rows.append(Labels.build(rows.images, rows.classes, image, column, value, "person", weight=weight))
+        return rows.append(Labels.build(rows.images, rows.classes, image, column, value, "person", weight=columns[3]))
 
     def _calibrated_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Calibrate by the labels that the run began with; from nothing the logits stay as they are."""
@@ -245,5 +217,6 @@ class LiveReview:
             return logits
         table = Table.from_dense(self.evaluation)
         scores = Scores.held_out(table.images, table.classes, logits)
-        decisions, _ = evaluate(scores, table, positives_per_image=self.positives_per_image, resamples=0)
+        positives = self.config.positives_per_image
+        decisions, _ = evaluate(scores, table, positives_per_image=positives, resamples=0)
         return np.asarray(unknown_curve(decisions.calibration, scores, table).log_odds(logits), np.float32)

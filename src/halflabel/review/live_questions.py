@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.labels.table import Table
-from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT, Question, choose_questions
+from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT, Question
 
 CONTROL_SHARE = 0.1  # share of the queue that is drawn at random
 NAMES_SHARE = 0.5  # the same, of the first questions where only class names rank the photos: random answers test them
@@ -28,6 +27,10 @@ class EntryAnswer(NamedTuple):
     column: int
     value: int
     weight: float  # 0 if the question was chosen
+
+    @property
+    def entry(self) -> tuple[int, int]:
+        return self.image, self.column
 
 
 class Explorer:
@@ -110,38 +113,13 @@ def draw_controls(
     return [question for group in zip_longest(*samples) for question in group if question is not None]
 
 
-def build_queue(
-    p: NDArray[np.float32],
-    labels: NDArray[np.int8],
-    table: Table,
-    controls: Sequence[Question],
-    *,
-    features: NDArray[Any] | None,
-    explorer: Explorer | None = None,
-    both_teach: bool | None = None,
-    skip: Sequence[tuple[int, int]] = (),
-    seed: int = 0,
-    share: float = CONTROL_SHARE,
+def mix(
+    chosen: Sequence[Question], controls: Sequence[Question], share: float, generator: np.random.Generator
 ) -> list[Question]:
-    """Return the questions to ask next, most worth first; `labels` (N, C) and `table` hold all known labels.
+    """Return the queue, in chunks as long as the time between two fits.
 
-    Questions come in chunks as long as the time between two fits. A chunk has its `share` of the controls, at random
-    places; its other questions are grouped by class.
+    A chunk has its `share` of the controls, at random places; its other questions are grouped by class.
     """
-    scores = explorer.probabilities(p, labels) if explorer is not None else p
-    taken = {(item.image, item.column) for item in controls}
-    chosen = choose_questions(
-        scores,
-        table,
-        np.full(len(table.classes), 0.5),
-        max(QUEUE - len(controls), 1),
-        features=features,
-        control=0.0,
-        skip=[*skip, *taken],
-        by_class=False,
-        both_teach=both_teach,
-    )
-    generator = np.random.default_rng([seed, len(skip)])
     queue: list[Question] = []
     waiting = list(controls)
     per_chunk = max(1, round(_CHUNK * share)) if controls else 0

@@ -14,9 +14,8 @@ from halflabel.features.backbone_names import DEFAULT
 from halflabel.filling.run import NotShown, fill, write_filled
 from halflabel.fitting.config import Config
 from halflabel.labels.answers import AnswerStore
-from halflabel.labels.table import Table
 from halflabel.questions.choose import asked_entries
-from halflabel.review.live import LiveModel, LiveReview
+from halflabel.review.live import LiveReview
 from halflabel.runs.crossfit import open_inputs
 from halflabel.runs.folder import RunFolder, next_run_folder
 from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
@@ -38,26 +37,12 @@ def start_without_labels(folder: Path, images: Path, classes: Sequence[str], bac
 def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveReview:
     """Load features and labels of a run; features that are not in the cache are computed."""
     config, labels = Config.from_dict(run.read_config()), run.read_rows()
-    table, inputs = labels.training, open_inputs(config, labels, images, run.cache)
-    return LiveReview(
-        LiveModel(inputs, config, from_nothing=not table.known),
-        labels,
-        precision=precision,
-        positives_per_image=config.positives_per_image,
-        seed=config.seed,
-        fill_weights=_fill_weights(run, table),
-    )
-
-
-def _fill_weights(run: RunFolder, table: Table) -> dict[tuple[int, int], float]:
-    """Return the inclusion weights of the random questions of `fill`, by image and class index.
-
-    They are a sample of the likeliest entries only: their answers do not measure the model on the others.
-    """
-    asked = asked_entries(run.control) if run.control.exists() else {}
-    image = table.images.index([name for name, _ in asked]).tolist()
-    column = table.classes.index([name for _, name in asked]).tolist()
-    return dict(zip(zip(image, column, strict=True), asked.values(), strict=True))
+    # Random questions of `fill` are a sample of the likeliest entries only: answers do not measure the others.
+    asked = asked_entries(run.control)
+    image = labels.images.index([name for name, _ in asked]).tolist()
+    column = labels.classes.index([name for _, name in asked]).tolist()
+    fill_weights = dict(zip(zip(image, column, strict=True), asked.values(), strict=True))
+    return LiveReview(open_inputs(config, labels, images, run.cache), config, labels, precision, fill_weights)
 
 
 class FinishedReview(NamedTuple):

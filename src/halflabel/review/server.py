@@ -6,9 +6,9 @@ import csv
 import io
 import json
 import os
-import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -28,7 +28,7 @@ try:
     from fastapi.responses import JSONResponse
     from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-    from halflabel.serve.guard import Guard, run_server
+    from halflabel.serve.guard import Guard
 except ImportError as error:
     raise missing_package(error, "web") from None
 
@@ -121,21 +121,131 @@ def make_app(
 
     `layout` is the file that stores the places of the map; `tls` says that the page is served over https.
     """
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=JSONResponse)
+    get, post = partial(app.get, response_model=None), partial(app.post, response_model=None)
+
+    def name(sent: str) -> str:
+        """Return the reviewer's name: the one that the browser sent, if it may send one."""
+        return sent if sent and session.asks_name else session.who
+
+    def progress(who: str) -> dict[str, Any]:
+        return {**session.progress(name(who)), "live": None if live is None else live.state()}
+
+    @get("/api/state")
+    def state(who: Reviewer = "") -> dict[str, Any]:
+        about = {"project": session.project, "run": session.run, "maps": maps is not None}
+        about |= {"who": session.who, "asks_name": session.asks_name, "labels": session.classes}
+        return about | progress(who)
+
+    @post("/api/questions")
+    def questions(request: QuestionRequest, who: Reviewer = "") -> dict[str, Any]:
+        if request.one_class and (request.order != "useful" or request.like or request.name or request.within):
+            return {"questions": session.browse(**request.model_dump(exclude={"state", "low", "high", "one_class"}))}
+        options = request.model_dump(exclude={"order", "like", "name", "within"})
+        return {"questions": session.take_questions(who=name(who), **options)}
+
+    @post("/api/renew")
+    def renew(reserved: ReservedEntries) -> dict[str, Any]:
+        session.renew(reserved.tab, reserved.entries)
+        return {}
+
+    @post("/api/release")
+    def release(reserved: ReservedEntries) -> dict[str, Any]:
+        session.release(reserved.tab, reserved.entries)
+        return {}
+
+    @post("/api/answers")
+    def answers(batch: AnswerSteps, who: Reviewer = "") -> dict[str, Any] | Response:
+        if not all(session.has_entry(step.entry) for step in batch.steps):
+            return JSONResponse({"error": "no such entry"}, 422)
+        # Consecutive steps of one kind are stored in one transaction.
+        for (kind, chosen, settles, given_by), group in groupby(
+            batch.steps, key=lambda step: (step.kind, step.chosen, step.settles, name(step.who))
+        ):
+            steps = list(group)
+            if kind == "answer":
+                given = [(step.key, step.entry, step.value) for step in steps]
+                session.add_answers(given, batch.tab, who=given_by, chosen=chosen, settles=settles)
+            else:
+                session.undo([step.key for step in steps], batch.tab, given_by)
+        if live is not None:
+            live.answers_changed(len(batch.steps))
+        return {"stored": [step.key for step in batch.steps], **progress(who)}
+
+    @get("/api/labels")
+    def labels() -> Response:
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(("image", "class", "value", "source", WEIGHT_COLUMN, "who", "at"))
+        for item in holding_answers(session.answers.current()):
+            if item.value:
+                writer.writerow((item.image, item.label, item.value, item.source, item.weight, item.who, item.at))
+        return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
+
+    @get("/api/photo/{public}")
+    def photo(public: str, who: Reviewer = "") -> dict[str, Any] | Response:
+        image = session.image(public)
+        if image is None:
+            return JSONResponse({"error": "no such image"}, 404)
+        return {"classes": session.photo(image, name(who))}
+
+    @get("/api/gallery")
+    def gallery(
+        kind: Literal["missing", "wrong", "conflicts"],
+        label: Annotated[str, Query(max_length=500)] = "",
+        start: Annotated[int, Query(ge=0, le=10_000)] = 0,
+        count: Annotated[int, Query(ge=1, le=60)] = 24,
+        who: Reviewer = "",
+    ) -> dict[str, Any]:
+        return session.gallery(kind, label, start, count, name(who))
+
+    get("/api/agreement")(session.agreement)
+
+    if live is not None:
+        get("/api/live")(partial(live.state, everything=True))
+
+        @post("/api/live/{step}")
+        def advance(step: Literal["fit", "finish"]) -> dict[str, Any]:
+            live.fit_now() if step == "fit" else live.finish_now()
+            return live.state()
+
+    def picture(public: str, make: Callable[[int], bytes], kind: str) -> Response:
+        image = session.image(public)
+        if image is None:
+            return JSONResponse({"error": "no such image"}, 404)
+        try:
+            return Response(make(image), media_type=kind)
+        except EmptyClassMap as error:  # not 404, which browsers log as an error
+            return JSONResponse({"nothing": str(error)})
+        except ImageUnavailable as error:
+            return JSONResponse({"error": str(error)}, 404)
+
+    @get("/api/image/{public}")
+    def image(public: str, size: Literal["small", "large"] = "large") -> Response:
+        return picture(public, lambda index: thumbnails.jpeg(index, size), "image/jpeg")
+
+    @get("/api/map/{public}/{column}")
+    def class_map(public: str, column: int) -> Response:
+        if maps is None or not 0 <= column < len(session.classes):
+            return JSONResponse({"error": "no such map"}, 404)
+        return picture(public, lambda index: maps.png(index, column), "image/png")
+
+    photo_map = PhotoMap(session, layout)
+
+    @get("/api/points")
+    def points() -> Response:
+        return JSONResponse(photo_map.points())  # a response: FastAPI would look at each of its 200,000 numbers
+
+    @get("/api/colours")
+    def colours(label: Annotated[str, Query(max_length=500)] = "") -> Response:
+        return JSONResponse(photo_map.colours(label))
 
     def static(path: Path) -> Callable[[], Response]:
         content = path.read_bytes()
         return lambda: Response(content, media_type=_KINDS[path.suffix])
 
-    _add_question_routes(app, session, maps is not None, live)  # first: routes are searched in order
-    _add_answer_routes(app, session)
-    if live is not None:
-        _add_live_routes(app, live)
-    _add_image_routes(app, session, thumbnails, maps)
-    _add_map_routes(app, PhotoMap(session, layout))
     for path in Path(__file__).with_name("static").iterdir():
-        address = "/" if path.name == "page.html" else f"/{path.name}"
-        app.add_api_route(address, static(path), methods=["GET"])
+        get("/" if path.name == "page.html" else f"/{path.name}")(static(path))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -150,153 +260,6 @@ def make_app(
         return JSONResponse({"error": f"{error}."}, 503)
 
     return Guard(app, host=host, port=port, token=token, scheme="https" if tls else "http", for_page=True)
-
-
-def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, live: LiveLoop | None) -> None:
-    """Add the API for the state, questions and new answers."""
-
-    def live_state() -> dict[str, Any]:
-        return {"live": None if live is None else live.state()}
-
-    @app.get("/api/state")
-    def state(who: Reviewer = "") -> JSONResponse:
-        about = {"project": session.project, "run": session.run, "maps": has_maps}
-        about |= {"who": session.who, "asks_name": session.asks_name} | live_state()
-        return JSONResponse({**about, **session.progress(_name(session, who)), "labels": session.classes})
-
-    @app.post("/api/questions")
-    def questions(request: QuestionRequest, who: Reviewer = "") -> JSONResponse:
-        if request.one_class and (request.order != "useful" or request.like or request.name or request.within):
-            browsed = session.browse(**request.model_dump(exclude={"state", "low", "high", "one_class"}))
-            return JSONResponse({"questions": browsed})
-        options = request.model_dump(exclude={"order", "like", "name", "within"})
-        return JSONResponse({"questions": session.take_questions(who=_name(session, who), **options)})
-
-    @app.post("/api/renew")
-    def renew(reserved: ReservedEntries) -> JSONResponse:
-        session.renew(reserved.tab, reserved.entries)
-        return JSONResponse({})
-
-    @app.post("/api/release")
-    def release(reserved: ReservedEntries) -> JSONResponse:
-        session.release(reserved.tab, reserved.entries)
-        return JSONResponse({})
-
-    @app.post("/api/answers")
-    def answers(batch: AnswerSteps, who: Reviewer = "") -> JSONResponse:
-        if not all(session.has_entry(step.entry) for step in batch.steps):
-            return JSONResponse({"error": "no such entry"}, 422)
-        # Consecutive steps of one kind are stored in one transaction.
-        for (kind, chosen, settles, given_by), group in groupby(
-            batch.steps, key=lambda step: (step.kind, step.chosen, step.settles, _name(session, step.who))
-        ):
-            steps = list(group)
-            if kind == "answer":
-                given = [(step.key, step.entry, step.value) for step in steps]
-                session.add_answers(given, batch.tab, who=given_by, chosen=chosen, settles=settles)
-            else:
-                session.undo([step.key for step in steps], batch.tab, given_by)
-        if live is not None:
-            live.answers_changed(len(batch.steps))
-        return JSONResponse(
-            {"stored": [step.key for step in batch.steps], **session.progress(_name(session, who)), **live_state()}
-        )
-
-
-def _name(session: ReviewSession, sent: str) -> str:
-    """Return the reviewer's name: the one that the browser sent, if it may send one."""
-    return sent if sent and session.asks_name else session.who
-
-
-def _add_answer_routes(app: FastAPI, session: ReviewSession) -> None:
-    """Add the API for the answers as a file, the classes of a photo, galleries and how people agree."""
-
-    @app.get("/api/labels")
-    def labels() -> Response:
-        text = io.StringIO()
-        writer = csv.writer(text)
-        writer.writerow(("image", "class", "value", "source", WEIGHT_COLUMN, "who", "at"))
-        for item in holding_answers(session.answers.current()):
-            if item.value:
-                writer.writerow((item.image, item.label, item.value, item.source, item.weight, item.who, item.at))
-        return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
-
-    @app.get("/api/photo/{public}")
-    def photo(public: str, who: Reviewer = "") -> JSONResponse:
-        image = session.image(public)
-        if image is None:
-            return JSONResponse({"error": "no such image"}, 404)
-        return JSONResponse({"classes": session.photo(image, _name(session, who))})
-
-    @app.get("/api/gallery")
-    def gallery(
-        kind: Literal["missing", "wrong", "conflicts"],
-        label: Annotated[str, Query(max_length=500)] = "",
-        start: Annotated[int, Query(ge=0, le=10_000)] = 0,
-        count: Annotated[int, Query(ge=1, le=60)] = 24,
-        who: Reviewer = "",
-    ) -> JSONResponse:
-        return JSONResponse(session.gallery(kind, label, start, count, _name(session, who)))
-
-    @app.get("/api/agreement")
-    def agreement() -> JSONResponse:
-        return JSONResponse(session.agreement())
-
-
-def _add_live_routes(app: FastAPI, live: LiveLoop) -> None:
-    """Add the API of the model that learns during the review."""
-
-    @app.get("/api/live")
-    def state() -> JSONResponse:
-        return JSONResponse(live.state(everything=True))
-
-    @app.post("/api/live/fit")
-    def fit() -> JSONResponse:
-        live.fit_now()
-        return JSONResponse(live.state())
-
-    @app.post("/api/live/finish")
-    def finish() -> JSONResponse:
-        live.finish_now()
-        return JSONResponse(live.state())
-
-
-def _add_image_routes(app: FastAPI, session: ReviewSession, thumbnails: Thumbnails, maps: ClassMaps | None) -> None:
-    """Add the API for photos and class maps."""
-
-    @app.get("/api/image/{public}")
-    def image(public: str, size: Literal["small", "large"] = "large") -> Response:
-        return _image_response(session, public, lambda index: thumbnails.jpeg(index, size), "image/jpeg")
-
-    @app.get("/api/map/{public}/{column}")
-    def class_map(public: str, column: int) -> Response:
-        if maps is None or not 0 <= column < len(session.classes):
-            return JSONResponse({"error": "no such map"}, 404)
-        return _image_response(session, public, lambda index: maps.png(index, column), "image/png")
-
-
-def _add_map_routes(app: FastAPI, photo_map: PhotoMap) -> None:
-    """Add the API of the map: where photos stand, and what colours them."""
-
-    @app.get("/api/points")
-    def points() -> JSONResponse:
-        return JSONResponse(photo_map.points())
-
-    @app.get("/api/colours")
-    def colours(label: Annotated[str, Query(max_length=500)] = "") -> JSONResponse:
-        return JSONResponse(photo_map.colours(label))
-
-
-def _image_response(session: ReviewSession, public: str, make: Callable[[int], bytes], kind: str) -> Response:
-    image = session.image(public)
-    if image is None:
-        return JSONResponse({"error": "no such image"}, 404)
-    try:
-        return Response(make(image), media_type=kind)
-    except EmptyClassMap as error:  # not 404, which browsers log as an error
-        return JSONResponse({"nothing": str(error)})
-    except ImageUnavailable as error:
-        return JSONResponse({"error": str(error)}, 404)
 
 
 class Address(NamedTuple):
@@ -324,10 +287,3 @@ def keep_address(file: Path, address: Address) -> None:
         file.unlink(missing_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
             json.dump(address._asdict(), opened)
-
-
-def serve(app: Any, listening: socket.socket, tls: tuple[Path, Path] | None = None) -> None:
-    """Serve until Ctrl-C or SIGTERM; `tls` are the files of a certificate and its key, for https."""
-    certificate, key = tls or (None, None)
-    files: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key}
-    run_server(app, listening, patience=2, lifespan="off", **files)

@@ -8,7 +8,8 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any
 
@@ -65,19 +66,17 @@ class ReviewSession:
             hashlib.blake2b(f"{i}".encode(), key=secret, digest_size=9).hexdigest() for i in range(len(self.images))
         ]
         self._image_of = {public: i for i, public in enumerate(self.public_ids)}
-        self.pool = {self._entry(q.image, q.column): q for q in questions}  # in their order
+        self.pool = {self._entry(*q.entry): q for q in questions}  # in their order
         self._leases: dict[int, tuple[str, float]] = {}
         self.team = TeamAnswers(answers, scored.table, self.project, self.twice)
 
     def states(self, column: int) -> NDArray[np.int8]:
         """Return what is known of a class for each image (N,), answers included: 1, −1, or 0 for unknown."""
-        with self._lock:
-            self.team.reload_if_changed()
-            table = self.scored.table
-            states = np.zeros(len(table), np.int8)
-            known = np.flatnonzero(table.column == column)
-            states[np.searchsorted(table.start, known, side="right") - 1] = table.value[known]
-            for e, answer in self.team.holding.items():
+        with self._current() as team:
+            image, of_class, value = self.scored.table.entries()
+            states = np.zeros(len(self.images), np.int8)
+            states[image[of_class == column]] = value[of_class == column]
+            for e, answer in team.holding.items():
                 if e % len(self.classes) == column:
                     states[e // len(self.classes)] = answer.value
             return states
@@ -105,28 +104,26 @@ class ReviewSession:
         With `one_class` all are of the class with the most open questions, most probable first, without controls.
         """
         who = who or self.who
-        filtered = bool(label) or low > 0 or high < 1 or one_class
-        with self._lock:
-            self.team.reload_if_changed()
-            for e, first in self.team.waiting.items():
+        limited = low > 0 or high < 1
+        filtered = bool(label) or limited or one_class
+        with self._current() as team:
+            for e, first in team.waiting.items():
                 if e not in self.pool:
                     self.pool[e] = self._question(e, first.why, first.weight)
-            skipped, now = set(skip), self.clock()
+            skipped = set(skip)
 
             def matches(e: int) -> bool:
                 question = self.pool[e]
                 if e in skipped or (label and self.classes[question.column] != label):
                     return False
-                if (low > 0 or high < 1) and not low <= _zero_if_nan(question.probability) <= high:
+                if limited and not low <= _zero_if_nan(question.probability) <= high:
                     return False
                 if state == "open":
-                    holder, until = self._leases.get(e, ("", 0.0))
-                    leased = holder not in ("", tab) and until > now
-                    return self.team.is_open(e, who) and not leased and not (filtered and question.is_control)
-                answer = self.team.visible(e, who)
+                    return team.is_open(e, who) and self._is_free(e, tab) and not (filtered and question.is_control)
+                answer = team.visible(e, who)
                 return answer is not None and state in ("answered", _STATES[answer.value])
 
-            asked = filter(self.team.wants_answer, self.pool) if state == "open" else self.pool
+            asked = filter(team.wants_answer, self.pool) if state == "open" else self.pool
             free = list(filter(matches, asked))
             if not filtered and not self.live:
                 free.sort(key=lambda e: not self.pool[e].is_control)  # stable sort: keeps the order otherwise
@@ -135,13 +132,13 @@ class ReviewSession:
                 column = Counter(e % len(self.classes) for e in free).most_common(1)[0][0]
                 free = [e for e in free if e % len(self.classes) == column]
                 free.sort(key=lambda e: -_zero_if_nan(self.pool[e].probability))
-            second = [e for e in free if e in self.team.given] if state == "open" and not one_class else []
+            second = [e for e in free if e in team.given] if state == "open" and not one_class else []
             if second:
-                new = [e for e in free if e not in self.team.given]
+                new = [e for e in free if e not in team.given]
                 free = second[: max(1, count // 4, count - len(new))] + new
             chosen = free[:count]
             if state == "open":
-                self._leases |= dict.fromkeys(chosen, (tab, now + LEASE_SECONDS))
+                self._lease(chosen, tab)
             return [self._show(e, who) for e in chosen]
 
     def browse(
@@ -161,13 +158,12 @@ class ReviewSession:
         Without a label it is the class with the most open questions. `name` is a part of the image's name, and
         `within` are public ids: other images are left out.
         """
-        with self._lock:
-            self.team.reload_if_changed()
+        with self._current() as team:
             classes = len(self.classes)
-            open_questions = Counter(e % classes for e in self.pool if e not in self.team.holding)
+            open_questions = Counter(e % classes for e in self.pool if e not in team.holding)
             column = self.classes.index(label) if label in self.classes else next(iter(open_questions), 0)
             scores = np.asarray(self.scored.scores[:, column], np.float64)
-            taken = [e // classes for e in (*self.team.holding, *skip, *self._leases) if e % classes == column]
+            taken = [e // classes for e in (*team.holding, *skip, *self._leases) if e % classes == column]
             taken += [q.image for q in self.pool.values() if q.is_control and q.column == column]
             is_open = self.states(column) == 0
             is_open[taken] = False
@@ -182,8 +178,23 @@ class ReviewSession:
             chosen = [self._entry(int(i), column) for i in index[np.argsort(rank[index], kind="stable")[:count]]]
             for e in chosen:
                 self.pool[e] = self._question(e, _CHOSEN)
-            self._leases |= dict.fromkeys(chosen, (tab, self.clock() + LEASE_SECONDS))
+            self._lease(chosen, tab)
             return [self._show(e, self.who) for e in chosen]
+
+    @contextmanager
+    def _current(self) -> Iterator[TeamAnswers]:
+        """Hold the lock, and give the answers as they are now."""
+        with self._lock:
+            self.team.reload_if_changed()
+            yield self.team
+
+    def _is_free(self, e: int, tab: str) -> bool:
+        """Whether no other tab has reserved an entry."""
+        holder, until = self._leases.get(e, (tab, 0.0))
+        return holder == tab or until <= self.clock()
+
+    def _lease(self, entries: Iterable[int], tab: str) -> None:
+        self._leases |= dict.fromkeys(entries, (tab, self.clock() + LEASE_SECONDS))
 
     def _similarity(self, image: int) -> NDArray[np.float64]:
         """Return the cosine similarity (N,) of all photos to one of them, by their centred features."""
@@ -195,13 +206,12 @@ class ReviewSession:
     def photo(self, image: int, who: str = "") -> list[dict[str, Any]]:
         """Return all classes of one image, those that are known to be present and the most probable first."""
         who = who or self.who
-        with self._lock:
-            self.team.reload_if_changed()
+        with self._current() as team:
             labels = self.scored.table.rows([image])[0]
             scores = self.scored.scores[image]
 
             def rank(column: int) -> tuple[float, float]:
-                answer = self.team.visible(self._entry(image, column), who)
+                answer = team.visible(self._entry(image, column), who)
                 value = answer.value if answer is not None else int(labels[column])
                 return -value, -_zero_if_nan(float(scores[column]))
 
@@ -211,11 +221,9 @@ class ReviewSession:
     def renew(self, tab: str, entries: Iterable[int]) -> None:
         """Extend the reservation of questions that a tab still shows, unless another tab has them by now."""
         with self._lock:
-            now = self.clock()
-            for e in entries:
-                holder, until = self._leases.get(e, ("", 0.0))
-                if e in self.pool and self.team.wants_answer(e) and (holder in ("", tab) or until <= now):
-                    self._leases[e] = tab, now + LEASE_SECONDS
+            self._lease(
+                [e for e in entries if e in self.pool and self.team.wants_answer(e) and self._is_free(e, tab)], tab
+            )
 
     def release(self, tab: str, entries: Iterable[int]) -> None:
         """End the reservation of questions that a tab no longer shows."""
@@ -260,10 +268,9 @@ class ReviewSession:
 
     def entry_answers(self) -> list[tuple[int, int, int, float]]:
         """Return the current answers: image, class, value and inclusion weight."""
-        with self._lock:
-            self.team.reload_if_changed()
-            self.team.weigh()
-            return [(*self._split(e), item.value, item.weight) for e, item in self.team.holding.items()]
+        with self._current() as team:
+            team.weigh()
+            return [(*self._split(e), item.value, item.weight) for e, item in team.holding.items()]
 
     def apply_update(self, scores: NDArray[np.float32], threshold: float, queue: Sequence[Question]) -> None:
         """Replace scores and open questions by those of a new fit; questions that a tab shows stay.
@@ -272,11 +279,10 @@ class ReviewSession:
         """
         with self._lock:
             self.scored = replace(self.scored, scores=scores, thresholds=np.full(len(self.classes), threshold))
-            now = self.clock()
-            leased = {e for e, (_, until) in self._leases.items() if until > now}
-            in_use = {e: question for e, question in self.pool.items() if e in self.team.holding or e in leased}
-            asked = {self._entry(q.image, q.column): q for q in queue}
-            self.pool = {e: question for e, question in asked.items() if e not in self.team.holding} | in_use
+            holding = self.team.holding
+            in_use = {e: question for e, question in self.pool.items() if e in holding or not self._is_free(e, "")}
+            asked = {self._entry(*q.entry): q for q in queue}
+            self.pool = {e: question for e, question in asked.items() if e not in holding} | in_use
             for e, question in asked.items():
                 answer = next((item for item in self.team.votes(e) if item.value), None)
                 if answer is not None and question.is_control and self.team.holding[e].weight != question.weight:
@@ -291,86 +297,64 @@ class ReviewSession:
     def progress(self, who: str = "") -> dict[str, Any]:
         """Return how many questions are answered, in total and per class, and the estimates from control answers."""
         who = who or self.who
-        with self._lock:
-            self.team.reload_if_changed()
+        with self._current() as team:
             # The counts of the class filter: a filter hides open control questions.
             counts = {c: dict.fromkeys(("open", "present", "absent", "unsure"), 0) for c in range(len(self.classes))}
-            asked_classes = set()
             answered = 0
+            controls: dict[str, dict[int, float]] = {"precision": {}, "missed": {}, "fillable": {}}
             for e, question in self.pool.items():
-                asked_classes.add(question.column)
-                if (answer := self.team.visible(e, who)) is not None:
+                if (answer := team.visible(e, who)) is not None:
                     answered += 1
                     counts[question.column][_STATES[answer.value]] += 1
                 elif not question.is_control:
                     counts[question.column]["open"] += 1
-            values = [answer.value for answer in self.team.holding.values()]
-            controls = self._controls()
+                if question.is_control and not self.live:  # the estimates of a live session come with each fit
+                    is_called = self.scored.scores[question.entry] >= self.scored.thresholds[question.column]
+                    shows = "fillable" if self.for_fill else "precision" if is_called else "missed"
+                    controls[shows][e] = question.weight
+            asked_classes = {question.column for question in self.pool.values()}
+            values = Counter(answer.value for answer in team.holding.values())
             return {
                 "answered": answered,
                 "questions": len(self.pool),
-                "values": {"present": values.count(1), "absent": values.count(-1), "unsure": values.count(0)},
+                "values": {state: values[value] for value, state in _STATES.items()},
                 "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked_classes],
-                "estimate": {kind: estimate_share(asked, self.team.holding, self.run) for kind, asked in controls},
+                "estimate": {kind: estimate_share(asked, team.holding, self.run) for kind, asked in controls.items()},
                 "assumption": self.scored.assumption,
                 "next": self.next_command,
-                "shared_changes": self.team.shared_changes,
+                "shared_changes": team.shared_changes,
             }
-
-    def _controls(self) -> list[tuple[str, dict[int, float]]]:
-        """Return the weights of the random questions that show a share: of what is called present, absent, fillable.
-
-        A live session has none: its estimates come with each fit.
-        """
-        called: dict[int, float] = {}
-        others: dict[int, float] = {}
-        for e, question in self.pool.items():
-            if question.is_control and not self.live:
-                image, column = self._split(e)
-                is_called = self.scored.scores[image, column] >= self.scored.thresholds[column]
-                (called if is_called else others)[e] = question.weight
-        if self.for_fill:
-            return [("precision", {}), ("missed", {}), ("fillable", called | others)]
-        return [("precision", called), ("missed", others), ("fillable", {})]
 
     def agreement(self) -> dict[str, Any]:
         """Return how people agree and how many conflicts are open."""
-        with self._lock:
-            self.team.reload_if_changed()
-            return self.team.agreement()
+        with self._current() as team:
+            return team.agreement()
 
     def gallery(self, kind: str, label: str = "", start: int = 0, count: int = 24, who: str = "") -> dict[str, Any]:
         """Return entries of a gallery: likely missing positives, known labels that look wrong, or conflicts."""
         who = who or self.who
-        with self._lock:
-            self.team.reload_if_changed()
-            controls = {e for e, question in self.pool.items() if question.is_control}
-            skip = [self._split(e) for e in (*self.team.holding, *controls)]
+        with self._current() as team:
+            controls = [e for e, question in self.pool.items() if question.is_control]
+            skip = [self._split(e) for e in (*team.holding, *controls)]
             column = self.classes.index(label) if label in self.classes else None
-            scored = self.scored
+            scores, table = self.scored.scores, self.scored.table
             if kind == "wrong":
-                trained_on = ~scored.held_out
-                entries = doubtful_labels(
-                    scored.scores, scored.table, _GALLERY_ENTRIES, trained_on=trained_on, skip=skip
-                )
+                trained_on = ~self.scored.held_out
+                entries = doubtful_labels(scores, table, _GALLERY_ENTRIES, trained_on=trained_on, skip=skip)
                 entries = [item for item in entries if column is None or item.column == column]
             elif kind == "conflicts":
-                conflicts = [e for e in self.team.conflicts() if column in (None, e % len(self.classes))]
+                conflicts = [e for e in team.conflicts() if column in (None, e % len(self.classes))]
                 entries = [self._question(e, SETTLED) for e in conflicts]
             else:
-                entries = self._missing_positives(skip, column)
-            items = [self._show(self._entry(q.image, q.column), who, q) for q in entries[start : start + count]]
+                entries = likely_positives(scores, table, 4 * _GALLERY_ENTRIES, skip=skip, column=column)
+                # Six of each class, then six more, so that classes alternate.
+                rank = rank_among_equal(np.array([item.column for item in entries], np.int64))
+                entries = [entries[k] for k in np.argsort(rank // 6, kind="stable")[:_GALLERY_ENTRIES]]
+            items = [self._show(self._entry(*q.entry), who, q) for q in entries[start : start + count]]
             for item in items if kind == "conflicts" else ():
-                votes = self.team.votes(item["entry"])
+                votes = team.votes(item["entry"])
                 item["answers"] = [{"who": each.who, "value": each.value} for each in votes]
             return {"items": items, "total": len(entries), "start": start}
-
-    def _missing_positives(self, skip: Sequence[tuple[int, int]], column: int | None) -> list[Question]:
-        """Return unknown entries, most probable first; six of each class, then six more, so that classes alternate."""
-        scored = self.scored
-        entries = likely_positives(scored.scores, scored.table, 4 * _GALLERY_ENTRIES, skip=skip, column=column)
-        rank = rank_among_equal(np.array([item.column for item in entries], np.int64))
-        return [entries[k] for k in np.argsort(rank // 6, kind="stable")[:_GALLERY_ENTRIES]]
 
     def _show(self, e: int, who: str, question: Question | None = None) -> dict[str, Any]:
         image, column = self._split(e)

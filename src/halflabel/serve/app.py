@@ -1,17 +1,16 @@
-"""The HTTP application for predictions, and its server, until Ctrl-C or SIGTERM."""
+"""The HTTP application for predictions: images in, labels with calibrated probabilities out.
+
+Requests are not trusted: sizes are checked before anything is stored, and pixels before anything is decoded.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
-import re
-import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -39,17 +38,14 @@ try:
     from starlette.datastructures import UploadFile
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
-    from starlette.types import ASGIApp
 
-    from halflabel.serve.guard import Body, Limits, RequestRefused, Upload, megabytes, run_server
-    from halflabel.serve.label_studio import TaskImages, answer_setup, answer_tasks, is_json
+    from halflabel.serve.guard import Body, Limits, RequestRefused, Upload, megabytes, refuse_after
+    from halflabel.serve.label_studio import TaskImages, answer_tasks, read_json
 except ImportError as error:
     raise missing_package(error, "web") from None
 
 _LOG = logging.getLogger(__name__)
 _IN_MEMORY = 1 << 20  # bytes of an upload that stay in memory; larger ones are on the disk
-_LARGE_IMAGE = 3 * 8_000_000  # bytes of a decoded image after which freed memory is returned to the system
-_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _FILE = {"type": "string", "format": "binary"}
 _BODY = {
     "required": True,
@@ -100,12 +96,11 @@ class _IdentityView(View):
 
 @dataclass
 class _Service:
-    """The state that all requests share: model, the threads that decode and score, and uploaded files."""
+    """The state that all requests share: model, the threads that decode and score, and counts."""
 
     predictor: Model
     name: str
     limits: Limits
-    images: TaskImages | None = None  # of Label Studio's tasks
     started: float = field(default_factory=time.monotonic)
     requests: int = 0  # in progress
     scored: int = 0  # images
@@ -131,16 +126,18 @@ class _Service:
             raise UserError(f"{self.name} returns scores that are not finite", "train again, with a smaller ‹lr›")
 
     async def predict(self, uploads: Sequence[Upload], top: int, every: bool) -> list[dict[str, Any]]:
-        """Return one prediction per file; refuse the request if no file can be read."""
+        """Return one prediction per file; refuse the request if no file can be read, or there is no result in time."""
         loop = asyncio.get_running_loop()
-        decoding = [loop.run_in_executor(self.decoders, self._decode, upload) for upload in uploads]
-        decoded = await asyncio.gather(*decoding)
-        bad = [item for item in decoded if isinstance(item, Upload)]
-        if len(bad) == len(decoded):
-            statuses = {item.status for item in bad}
-            reasons = "; ".join(f"{item.name}: {item.reason}" if item.name else item.reason for item in bad[:4])
-            raise RequestRefused(statuses.pop() if len(statuses) == 1 else 400, reasons)
-        scores = iter(await self._await_scores([item for item in decoded if isinstance(item, Tensor)]))
+        refused = RequestRefused(503, f"no result within {self.limits.seconds:g} s: the server is overloaded")
+        async with refuse_after(self.limits.seconds, refused):
+            decoding = [loop.run_in_executor(self.decoders, self._decode, upload) for upload in uploads]
+            decoded = await asyncio.gather(*decoding)
+            bad = [item for item in decoded if isinstance(item, Upload)]
+            if uploads and len(bad) == len(decoded):
+                statuses = {item.status for item in bad}
+                reasons = "; ".join(f"{item.name}: {item.reason}" if item.name else item.reason for item in bad[:4])
+                raise RequestRefused(statuses.pop() if len(statuses) == 1 else 400, reasons)
+            scores = iter(await self._await_scores([item for item in decoded if isinstance(item, Tensor)]))
         predictions = []
         for upload, item in zip(uploads, decoded, strict=True):
             labels = [] if isinstance(item, Upload) else self.predictor.labels(next(scores), top=top, every=every)
@@ -150,6 +147,8 @@ class _Service:
 
     async def _await_scores(self, images: Sequence[Tensor]) -> Tensor:
         """Wait for scores; an exception of the model becomes status 500 or 503, as it is not the client's fault."""
+        if not images:
+            return torch.zeros(0, len(self.predictor.classes))
         try:
             scores = await asyncio.get_running_loop().run_in_executor(self.scorer, self.score, images)
         except Exception as error:  # a model may raise anything
@@ -170,13 +169,7 @@ class _Service:
             with nullcontext(upload.file) if not isinstance(upload.file, Path) else open_image(upload.file) as file:
                 channels = self.predictor.config.channels
                 pixels = decode_image(file, upload.name, max_pixels=self.limits.pixels, channels=channels)
-            image = torch.from_numpy(pixels).permute(2, 0, 1)
-            del pixels
-            view, is_large = self.view(image, 0), image.numel() > _LARGE_IMAGE
-            del image
-            if is_large:
-                _return_memory()
-            return view
+            return self.view(torch.from_numpy(pixels).permute(2, 0, 1), 0)
         except BadImage as bad:
             status = 415 if isinstance(bad, UnknownFormat) else 413 if isinstance(bad, TooManyPixels) else 400
             return upload._replace(status=status, reason=bad.reason)
@@ -200,7 +193,8 @@ def make_app(
     `images` is the folder with the images of Label Studio's tasks: the application is then also its ML backend.
     """
     limits = limits or Limits()
-    service = _Service(predictor, name, limits, None if images is None else TaskImages(images))
+    service = _Service(predictor, name, limits)
+    task_images = None if images is None else TaskImages(images)
     service.check()
 
     @asynccontextmanager
@@ -218,8 +212,63 @@ def make_app(
         docs_url=None,  # FastAPI's own pages load their scripts from a public server
         redoc_url=None,
     )
-    _add_api(app, service)
-    _add_page(app, service)
+    thresholds = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))
+
+    @app.post("/predict", responses={**_ERRORS, 200: {"model": Predictions}}, openapi_extra={"requestBody": _BODY})
+    async def predict(
+        request: Request,
+        top: Annotated[int, Query(ge=0, description="Show at least so many labels.")] = 3,
+        every: Annotated[bool, Query(alias="all", description="All classes, not only the likely ones.")] = False,
+    ) -> Response:
+        """Labels of the images of a form, or of one image as the body. If at least one file of a form can be read, the
+        status is 200, and the other files have the reason why they cannot."""
+        if _content_type(request) == "application/json":
+            return JSONResponse(await answer_tasks(request, limits, name, task_images, service.predict))
+        return JSONResponse({"images": await _predict_uploads(service, request, top, every)})
+
+    @app.post("/setup", include_in_schema=False)
+    async def setup(request: Request) -> JSONResponse:
+        """Reply to Label Studio, which sends this when a project is connected or changed."""
+        await read_json(request, limits)
+        return JSONResponse({"model_version": name})
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """How much the server has done."""
+        content = {
+            "status": "UP",
+            "model": name,
+            "classes": len(predictor.classes),
+            "requests": service.requests,
+            "images": service.scored,
+            "seconds": round(time.monotonic() - service.started, 1),
+        }
+        return JSONResponse(content)
+
+    @app.get("/classes")
+    async def classes() -> JSONResponse:
+        """The classes with their thresholds: the probabilities from which on they are called present."""
+        return JSONResponse({"classes": [{"class": each, "threshold": value} for each, value in thresholds.items()]})
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    async def show_page(request: Request) -> HTMLResponse:
+        return HTMLResponse(try_page(name, thresholds, limits, str(request.base_url).rstrip("/")))
+
+    @app.exception_handler(RequestRefused)
+    async def refuse(request: Request, refused: RequestRefused) -> JSONResponse:
+        body: Body = getattr(request.state, "body", None) or Body(request.receive, limits.request_bytes)
+        # A client with "Expect: 100-continue" has sent nothing yet: reading would make it send.
+        if refused.status != 408 and not (body.bytes == 0 and "expect" in request.headers):
+            await body.drain()
+        headers = {"Retry-After": "1"} if refused.status == 503 else {}
+        if not body.ended:
+            headers["Connection"] = "close"
+        return JSONResponse({"detail": refused.reason}, refused.status, headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def disconnected(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody receives it
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -234,86 +283,21 @@ def make_app(
     return app
 
 
-def _add_api(app: FastAPI, service: _Service) -> None:
-    """Add the endpoints for programs."""
-    predictor = service.predictor
-
-    @app.post("/predict", responses={**_ERRORS, 200: {"model": Predictions}}, openapi_extra={"requestBody": _BODY})
-    async def predict(
-        request: Request,
-        top: Annotated[int, Query(ge=0, description="Show at least so many labels.")] = 3,
-        every: Annotated[bool, Query(alias="all", description="All classes, not only the likely ones.")] = False,
-    ) -> Response:
-        """Labels of the images of a form, or of one image as the body. If at least one file of a form can be read, the
-        status is 200, and the other files have the reason why they cannot."""
-        if is_json(request):
-            return await answer_tasks(request, service.limits, service.name, service.images, service.predict)
-        return await _handle(service, request, top, every)
-
-    @app.post("/setup", include_in_schema=False)
-    async def setup(request: Request) -> JSONResponse:
-        try:
-            return await answer_setup(request, service.limits, service.name)
-        except RequestRefused as refused:
-            return JSONResponse({"detail": refused.reason}, refused.status)
-
-    @app.get("/health")
-    async def health() -> JSONResponse:
-        """How much the server has done."""
-        content = {
-            "status": "UP",
-            "model": service.name,
-            "classes": len(predictor.classes),
-            "requests": service.requests,
-            "images": service.scored,
-            "seconds": round(time.monotonic() - service.started, 1),
-        }
-        return JSONResponse(content)
-
-    @app.get("/classes")
-    async def classes() -> JSONResponse:
-        """The classes with their thresholds: the probabilities from which on they are called present."""
-        pairs = zip(predictor.classes, predictor.thresholds.tolist(), strict=True)
-        return JSONResponse({"classes": [{"class": name, "threshold": threshold} for name, threshold in pairs]})
-
-
-def _add_page(app: FastAPI, service: _Service) -> None:
-    """Add the page on which people try photos."""
-    predictor = service.predictor
-
-    thresholds = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))
-
-    @app.get("/", include_in_schema=False)
-    @app.get("/docs", include_in_schema=False)
-    async def show_page(request: Request) -> HTMLResponse:
-        return HTMLResponse(try_page(service.name, thresholds, service.limits, _base_url(request)))
-
-
-async def _handle(service: _Service, request: Request, top: int, every: bool) -> Response:
-    """Return the predictions for a request, or why it is refused."""
+async def _predict_uploads(service: _Service, request: Request, top: int, every: bool) -> list[dict[str, Any]]:
+    """Return the predictions for the files of a request."""
     limits = service.limits
-    body = Body(request.receive, limits.request_bytes)
     uploads: list[Upload] = []
     if service.requests >= limits.requests:
-        return await _refuse(request, body, RequestRefused(503, f"{limits.requests} requests are in progress"))
+        raise RequestRefused(503, f"{limits.requests} requests are in progress")
     service.requests += 1
     try:
+        slow = RequestRefused(408, f"the request did not arrive within {limits.seconds:g} s")
         try:
-            async with asyncio.timeout(limits.seconds):
-                uploads = await _receive_uploads(request, body, limits)
-        except TimeoutError:
-            raise RequestRefused(408, f"the request did not arrive within {limits.seconds:g} s") from None
+            async with refuse_after(limits.seconds, slow):
+                uploads = await _receive_uploads(request, limits)
         except OSError as error:
             raise RequestRefused(503, f"no space to store the request ({error.strerror})") from None
-        try:
-            async with asyncio.timeout(limits.seconds):
-                return JSONResponse({"images": await service.predict(uploads, top, every)})
-        except TimeoutError:
-            raise RequestRefused(503, f"no result within {limits.seconds:g} s: the server is overloaded") from None
-    except RequestRefused as refused:
-        return await _refuse(request, body, refused)
-    except ClientDisconnect:
-        return Response(status_code=400)  # nobody receives it
+        return await service.predict(uploads, top, every)
     finally:
         service.requests -= 1
         for upload in uploads:
@@ -321,14 +305,17 @@ async def _handle(service: _Service, request: Request, top: int, every: bool) ->
                 upload.file.close()
 
 
-async def _receive_uploads(request: Request, body: Body, limits: Limits) -> list[Upload]:
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _receive_uploads(request: Request, limits: Limits) -> list[Upload]:
     """Return the files of a request, the large ones on the disk; too large files have a reason in place of a file."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    length = request.headers.get("content-length", "")
+    kind, length = _content_type(request), request.headers.get("content-length", "")
     is_form = kind == "multipart/form-data"
     if kind.startswith("multipart/") and not is_form:
         raise RequestRefused(415, f"{kind} is not supported: send multipart/form-data, or the image itself")
-    body.limit = limits.request_bytes if is_form else limits.file_bytes
+    request.state.body = body = Body(request.receive, limits.request_bytes if is_form else limits.file_bytes)
     if length.isdecimal() and int(length) > body.limit:
         raise RequestRefused(413, f"the request has {megabytes(int(length))}; the limit is {megabytes(body.limit)}")
     counted = Request(request.scope, body)
@@ -368,39 +355,3 @@ async def _receive_form(request: Request, limits: Limits) -> list[Upload]:
     if not uploads:
         raise RequestRefused(400, "the form has no file: curl -F files=@photo.jpg")
     return uploads
-
-
-def _return_memory() -> None:
-    """Return freed memory to the system; otherwise the C library keeps what the largest request needed."""
-    with suppress(OSError, AttributeError, TypeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _base_url(request: Request) -> str:
-    """Return the address of this server as the client's Host header gives it; an invalid header is not repeated."""
-    host = request.headers.get("host", "")
-    scheme, root = request.scope.get("scheme", "http"), request.scope.get("root_path", "")
-    return f"{scheme}://{host if _HOST.fullmatch(host) else 'HOST:PORT'}{root}"
-
-
-async def _refuse(request: Request, body: Body, refused: RequestRefused) -> JSONResponse:
-    # A client with "Expect: 100-continue" has sent nothing yet: reading would make it send.
-    if refused.status != 408 and not (body.bytes == 0 and "expect" in request.headers):
-        await body.drain()
-    headers = {"Retry-After": "1"} if refused.status == 503 else {}
-    if not body.ended:
-        headers["Connection"] = "close"
-    return JSONResponse({"detail": refused.reason}, refused.status, headers)
-
-
-def serve(app: ASGIApp, listening: socket.socket) -> None:
-    """Serve until Ctrl-C or SIGTERM; requests in progress then have 30 seconds to finish."""
-    # After it has stopped, uvicorn raises the signal again; that must not end the process with an error.
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: None) for number in signals}
-    try:
-        run_server(app, listening, patience=30)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        listening.close()

@@ -9,9 +9,10 @@ import asyncio
 import base64
 import binascii
 import hmac
+import signal
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -93,6 +94,16 @@ class Upload(NamedTuple):
     reason: str = ""
 
 
+@asynccontextmanager
+async def refuse_after(seconds: float, refused: RequestRefused) -> AsyncIterator[None]:
+    """Refuse the request if what is done in this context takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise refused from None
+
+
 class Body:
     """The body of a request; raises when it exceeds the limit, so that no more is ever stored."""
 
@@ -109,15 +120,12 @@ class Body:
     async def read(self, seconds: float) -> bytes:
         """Return the whole body, whatever length the headers claim, if it arrives in time."""
         content = bytearray()
-        try:
-            async with asyncio.timeout(seconds):
-                while not self.ended:
-                    message = await self()
-                    if message["type"] != "http.request":
-                        raise RequestRefused(400, "the client has disconnected")
-                    content += message.get("body", b"")
-        except TimeoutError:
-            raise RequestRefused(408, f"the request did not arrive within {seconds:g} s") from None
+        async with refuse_after(seconds, RequestRefused(408, f"the request did not arrive within {seconds:g} s")):
+            while not self.ended:
+                message = await self()
+                if message["type"] != "http.request":
+                    raise RequestRefused(400, "the client has disconnected")
+                content += message.get("body", b"")
         return bytes(content)
 
     async def _next(self) -> Message:
@@ -248,11 +256,23 @@ def _adding(headers: Mapping[str, str], send: Send) -> Send:
     return send_with_headers
 
 
-def run_server(app: ASGIApp, listening: socket.socket, *, patience: int, **options: Any) -> None:
+def run_server(
+    app: ASGIApp, listening: socket.socket, *, patience: int, tls: tuple[Path, Path] | None = None
+) -> None:
     """Serve until Ctrl-C or SIGTERM; requests in progress then have `patience` seconds to finish.
 
-    `options` are further settings of uvicorn.
+    `tls` are the files of a certificate and its key, for https.
     """
     settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    settings |= {"timeout_keep_alive": 75, "timeout_graceful_shutdown": patience, **options}
-    uvicorn.Server(uvicorn.Config(app, http=limited_protocol(), **settings)).run(sockets=[listening])
+    settings |= {"timeout_keep_alive": 75, "timeout_graceful_shutdown": patience}
+    settings |= {} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
+    server = uvicorn.Server(uvicorn.Config(app, http=limited_protocol(), **settings))
+    # After it has stopped, uvicorn raises the signal again; that must not end the process before it has cleaned up.
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: None) for number in signals}
+    try:
+        server.run(sockets=[listening])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        listening.close()

@@ -6,7 +6,6 @@ fetch what it could not reach itself. https://labelstud.io/guide/ml_create
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fastapi import Request
-from fastapi.responses import JSONResponse
 
 from halflabel.images.decode import find_images, match_names
 from halflabel.labels.formats.label_studio import image_name_from_url, question_name
@@ -38,58 +36,32 @@ class TaskImages:
         return [None if name is None else self.folder / name for name in names]
 
 
-def is_json(request: Request) -> bool:
-    """Whether a request has tasks of Label Studio instead of images."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
-
-
-async def answer_setup(request: Request, limits: Limits, model: str) -> JSONResponse:
-    """Reply to /setup, which Label Studio sends when a project is connected or changed."""
-    await _read_json(request, limits)
-    return JSONResponse({"model_version": model})
-
-
 async def answer_tasks(
     request: Request,
     limits: Limits,
     model: str,
     images: TaskImages | None,
     predict: Callable[[Sequence[Upload], int, bool], Awaitable[list[dict[str, Any]]]],
-) -> JSONResponse:
+) -> dict[str, Any]:
     """Predict the tasks of a project; a task whose image cannot be read gets no result."""
-    try:
-        if images is None:
-            raise RequestRefused(400, "to answer tasks of Label Studio, start the server with --images FOLDER")
-        tasks, interface = await _read_tasks(request, limits)
-        paths = images.find(tasks)
-        uploads = [Upload(path.name, path) for path in paths if path is not None]
-        async with asyncio.timeout(limits.seconds):
-            labels = iter(await predict(uploads, 0, True) if uploads else [])
-        results = [_results(interface, next(labels)["labels"]) if path is not None else [] for path in paths]
-    except TimeoutError:
-        return JSONResponse({"detail": "the server is overloaded"}, 503, {"Retry-After": "1"})
-    except RequestRefused as refused:
-        return JSONResponse({"detail": refused.reason}, refused.status)
-    # Label Studio can show tasks with a low score first.
-    scores = [sum(item["score"] for item in result) / len(result) if result else 0.0 for result in results]
-    content = [
-        {"model_version": model, "score": score, "result": result}
-        for score, result in zip(scores, results, strict=True)
-    ]
-    return JSONResponse({"results": content})
-
-
-async def _read_tasks(request: Request, limits: Limits) -> tuple[list[Any], str]:
-    """Return the tasks and the labelling interface of a request."""
-    content = await _read_json(request, limits)
-    tasks = content.get("tasks")
+    if images is None:
+        raise RequestRefused(400, "to answer tasks of Label Studio, start the server with --images FOLDER")
+    content = await read_json(request, limits)
+    tasks, interface = content.get("tasks"), content.get("label_config")
     if not isinstance(tasks, list) or len(tasks) > _MAX_TASKS:
         raise RequestRefused(400, f"a JSON request needs a list of tasks, at most {_MAX_TASKS}")
-    interface = content.get("label_config")
-    return tasks, interface if isinstance(interface, str) else ""
+    paths = images.find(tasks)
+    labels = iter(await predict([Upload(path.name, path) for path in paths if path is not None], 0, True))
+    interface = interface if isinstance(interface, str) else ""
+    results = [_results(interface, next(labels)["labels"]) if path is not None else [] for path in paths]
+    # Label Studio can show tasks with a low score first.
+    scores = [sum(item["score"] for item in result) / max(len(result), 1) for result in results]
+    pairs = zip(scores, results, strict=True)
+    return {"results": [{"model_version": model, "score": score, "result": result} for score, result in pairs]}
 
 
-async def _read_json(request: Request, limits: Limits) -> dict[str, Any]:
+async def read_json(request: Request, limits: Limits) -> dict[str, Any]:
+    """Return the JSON object that a request sends."""
     try:
         content = json.loads(await Body(request.receive, _MAX_BYTES).read(limits.seconds))
     except (ValueError, RecursionError):
