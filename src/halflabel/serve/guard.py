@@ -256,9 +256,7 @@ def _adding(headers: Mapping[str, str], send: Send) -> Send:
     return send_with_headers
 
 
-def run_server(
-    app: ASGIApp, listening: socket.socket, *, patience: int, tls: tuple[Path, Path] | None = None
-) -> None:
+def run_server(app: ASGIApp, listening: socket.socket, *, patience: int, tls: tuple[Path, Path] | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM; requests in progress then have `patience` seconds to finish.
 
     `tls` are the files of a certificate and its key, for https.
