@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import embedding_bag, normalize
 
 from halflabel.system import memory
 
 KEY_SIZE = 256  # dimensions of the keys that similarity is computed on
 _BLOCK = 1024  # images compared at once
-_ENTRIES = 1 << 22  # guesses mixed at once
+_ENTRIES = 1 << 24  # guesses mixed at once
 
 
 class SimilarImages(nn.Module):
@@ -62,17 +62,27 @@ class SimilarImages(nn.Module):
         """Mix the guesses of similar images into the logits (N, C) of normalised features (N, D)."""
         similarity = normalize(features @ self.projection, dim=1) @ self.keys.float().T
         values, index = similarity.topk(self.count, dim=1)
-        shares = torch.softmax(self.sharpness * values, 1)
-        guesses, shares = self.guesses[index].float(), self.weight * shares[:, None]
+        shares = self.weight * torch.softmax(self.sharpness * values, 1)
+        blocks = [self._mix(index, shares, part.float()) for part in torch.split(self.guesses, self._columns, dim=1)]
+        present, absent = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
         # p and 1 − p apart, and σ by exp: near 0 and 1 the sigmoid of ONNX Runtime and 1 − p lose their digits.
-        present = (1 - self.weight) / (1 + torch.exp(-logits)) + (shares @ guesses)[:, 0]
-        absent = (1 - self.weight) / (1 + torch.exp(logits)) + (shares @ (1 - guesses))[:, 0]
+        present = present + (1 - self.weight) / (1 + torch.exp(-logits))
+        absent = absent + (1 - self.weight) / (1 + torch.exp(logits))
         return torch.log(present.clamp(min=1e-7)) - torch.log(absent.clamp(min=1e-6))
 
     @property
-    def batch_size(self) -> int:
-        """The number of images to score at once, a power of two: each takes the guesses of its similar images."""
-        return 1 << min(8, max(4, (_ENTRIES // (self.count * self.guesses.shape[1] + 1)).bit_length() - 1))
+    def _columns(self) -> int:
+        """Return how many classes are mixed at once: their guesses become float32."""
+        return max(1, _ENTRIES // len(self.guesses))
+
+    @staticmethod
+    def _mix(index: Tensor, shares: Tensor, guesses: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Σ_j a_j q_j and Σ_j a_j (1 − q_j) of images with these similar ones (N, k) and their shares a."""
+        if torch.onnx.is_in_onnx_export():
+            chosen, shares = guesses[index], shares[:, None]
+            return (shares @ chosen)[:, 0], (shares @ (1 - chosen))[:, 0]
+        present = embedding_bag(index, guesses, mode="sum", per_sample_weights=shares)
+        return present, embedding_bag(index, 1 - guesses, mode="sum", per_sample_weights=shares)
 
 
 def nearest_images(keys: Tensor, fold: Tensor, references: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -186,9 +186,7 @@ class Model:
         """
         features = self._features(source, reporter, cached=cached)
         if features is not None:
-            similar = getattr(self.network.head, "similar", None)
-            size = 256 if similar is None else similar.batch_size
-            return ImageScorer(Network(None, self.network.head), len(self.classes), self.device, size, False), features
+            return ImageScorer(Network(None, self.network.head), len(self.classes), self.device, 256, False), features
         is_onnx = self.network.backbone is None
         device = self.device if is_onnx else engine_device(source, self.device)
         model = self._fastest_model(images, device, reporter)
