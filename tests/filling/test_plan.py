@@ -7,7 +7,6 @@ from pathlib import Path
 import fill_worlds as worlds
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
@@ -317,14 +316,13 @@ def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
 
 def slow_derived(
     known: np.ndarray, made: np.ndarray, score: np.ndarray, above: dict[int, set[int]], apart: set[tuple[int, int]]
-) -> tuple[dict[int, tuple[int, int | None]], NDArray[np.int64]]:
+) -> tuple[dict[int, tuple[int, int | None]], int]:
     """Of one image: {class: (value, the class whose label it follows from, or None where a person's says it)}.
 
-    `above[a]` is all that a implies; `apart` holds both (a, b) and (b, a). Also how many entries are contradicted, and
-    how many of them by people's labels alone.
+    `above[a]` is all that a implies; `apart` holds both (a, b) and (b, a). Also how many entries are contradicted.
     """
     derived: dict[int, tuple[int, int | None]] = {}
-    contradicted = np.zeros(2, np.int64)
+    contradicted = 0
     for c in range(len(known)):
         ways = [
             (value, a)
@@ -338,7 +336,7 @@ def slow_derived(
         ]
         people = {value for value, a in ways if not made[a]}
         if len({value for value, _ in ways}) == 2 and not (known[c] == 0 and len(people) == 1):
-            contradicted += 1, len(people) == 2
+            contradicted += 1
         elif known[c] == 0 and ways:
             if people:
                 derived[c] = next(iter(people)), None
@@ -375,7 +373,7 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
     }
     by, score = np.zeros(known.shape, int), np.full(known.shape, np.nan)
     by[image, column], score[image, column] = who, sure
-    expected, contradicted = {}, np.zeros(2, np.int64)
+    expected, contradicted = {}, 0
     for n in np.flatnonzero(asked).tolist():
         derived, count = slow_derived(known[n], by[n] > 2, score[n], above, apart)
         contradicted += count
@@ -386,8 +384,7 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
     assert all(actual[at][:2] == expected[at][:2] for at in actual)
     assert np.array_equal([actual[at][2] for at in actual], [expected[at][2] for at in actual], equal_nan=True)
     assert {row[1] for row in actual.values()} == {"rule", "model:a:r", "model:b:r", "machine"}
-    assert [tally.contradictions, tally.contradictions - tally.contradictions_by_model] == contradicted.tolist()
-    assert contradicted[0] > contradicted[1] > 0
+    assert tally.contradictions == contradicted > 0
     assert tally.by_rule.sum() == sum(row[1] == "rule" for row in actual.values())
     assert tally.by_model.sum() == sum(row[1] != "rule" for row in actual.values())
 

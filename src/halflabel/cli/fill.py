@@ -429,11 +429,9 @@ def _show(filling: fill_plan.FillPlan, tally: fill_plan.FillCounts, top: int) ->
         )
     if tally.contradictions:
         shown = "; ".join(tally.examples)
-        by_model = tally.contradictions_by_model
-        fault = f" ({group_digits(by_model)} because of a model's labels)" if by_model else ""
         console.print(
             f"[yellow]warning:[/] {counted(tally.contradictions, 'entry', 'entries')} where known labels contradict "
-            f"the rules{fault}, such as {escape(shown)}. Known labels are unchanged, and nothing was filled there."
+            f"the rules, such as {escape(shown)}. Known labels are unchanged, and nothing was filled there."
         )
     if filling.check:
         console.print(filling.check)

@@ -58,9 +58,8 @@ def draw_control(
 
     Entries are ranked by probability, down to where the expected share of wrong ones is twice the allowed one, and
     divided into `count` groups of equal size; one entry is drawn from each. At most half of the entries are drawn:
-    what people answer is no longer to be filled. Memory: 24 bytes per such entry. The probability returned is the one
-    that `next`, `review` and the report show: that of `calibration`. Entries that
-    `known`, by default `table`, knows are not drawn. `among`: draw from these images only.
+    what people answer is no longer to be filled. The probability returned is that of `calibration`, which other pages
+    show. Entries that `known`, by default `table`, knows are not drawn, and with `among` only those of these images.
     """
     known = table if known is None else known
     curve, parts = unknown_curve(calibration, scores, table), []
@@ -96,13 +95,12 @@ def plan_present(
     options: FillOptions = FillOptions(),
     region: Scores | None = None,
 ) -> FillPlan:
-    """Decide which unknown entries to fill as present, so that they reach the precision.
+    """Decide which unknown entries to fill as present, so that they reach the precision; none are filled as absent.
 
     With `answers` the probabilities are corrected by them (`fit_correction`), and the cut is the lowest probability at
     which the precision is reached with the confidence, over the curves that are plausible after the answers and over
     what is then present by chance; it is never below the entries that were asked about. Guaranteed if the share of
-    right fills rises with the probability along such a curve. Without answers the probabilities are taken as they are.
-    Nothing is filled as absent, nor where the scores of `region` are NaN.
+    right fills rises with the probability along such a curve. Nothing is filled where the scores of `region` are NaN.
     """
     table, people = labels.training, labels.evaluation
     classes = len(table.classes)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +22,9 @@ from halflabel.filling.thresholds import (
     compare_known,
     image_repetition,
     random_answers_needed,
-    sampling_warnings,
 )
 from halflabel.labels.labels import RULE_SOURCE, Labels
+from halflabel.labels.names import Names
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import Table
 from halflabel.system.format import group_digits
@@ -36,6 +35,18 @@ _SAMPLED = 1 << 19  # entries of a sample of labelled images
 # Known labels that differ more, in standard errors and in standard deviations, cannot stand for unknown ones: random
 # samples of three photo sets and of made-up tables differed by 3.1 standard errors at most.
 _SIGMAS, _LEAST_DIFFERENCE = 3.5, 0.05
+_NO_NEGATIVE = (
+    "positives are known but no negatives, so nothing can be estimated; left unknown. Label some images where they are "
+    "absent."
+)
+_NO_POSITIVE = (
+    "no positive is known, apart from answers to chosen questions, so nothing shows that the model finds one; left "
+    "unknown. Label some images where they are present."
+)
+_NO_SAMPLE = (
+    "the known labels are not a random sample: their scores differ from those of unknown ones. The precision of fills "
+    "may be overestimated; check a random sample of them by hand."
+)
 _MIN_POSITIVES = 5  # with so many known positives, having no negative is not chance
 
 
@@ -51,7 +62,6 @@ class FillCounts:
     clashes: NDArray[np.int64]  # not filled because rules exclude each other
     contradictions: int = 0  # known labels, or labels derived from them, that break the rules
     examples: list[str] = field(default_factory=list)  # some contradictions: "image: class"
-    contradictions_by_model: int = 0  # contradictions in which labels made by people break no rule
 
 
 @dataclass(frozen=True)
@@ -155,57 +165,37 @@ class FillPlan:
         self, labels: NDArray[np.int8], p: NDArray[np.float32], counts: FillCounts, index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int16]]:
         """Return (value to fill or 0, score, source), each (B, C)."""
-        rules, model_labels = self.options.rules, _rows_of_images(self.model_labels, index)
-        applied = _apply_rules(rules, labels, model_labels, self.unfillable)
-        follows, people, free, contradiction, people_differ = applied
-        if contradiction.any():
-            row, column = np.nonzero(contradiction)
-            counts.contradictions += len(row)
-            counts.contradictions_by_model += int((contradiction & ~people_differ).sum())
-            more = max(0, 5 - len(counts.examples))
-            names = zip(index[row[:more]].tolist(), column[:more].tolist(), strict=True)
-            counts.examples += [f"{self.table.images[i]}: {self.table.classes[c]}" for i, c in names]
-        free &= ~np.isnan(p)
-        bins = bin_of(p)
+        rules, earlier = self.options.rules, _rows_of_images(self.model_labels, index)
+        follows, people, contradiction = _apply_rules(rules, labels, earlier)
+        is_open = (labels == 0) & (follows == 0) & ~contradiction
+        row, column = np.nonzero(contradiction)
+        counts.contradictions += len(row)
+        names = zip(index[row[:5]].tolist(), column[:5].tolist(), strict=True)
+        counts.examples = [*counts.examples, *(f"{self.table.images[i]}: {self.table.classes[c]}" for i, c in names)][
+            :5
+        ]
+        free, bins = is_open & ~self.unfillable & ~np.isnan(p), bin_of(p)
         present = free & (bins >= self.present.cut)
         absent = free & (BINS - 1 - bins >= self.absent.cut) & ~present
+        value, source = present.astype(np.int8) - absent, people.astype(np.int16)
         score = np.where(present, p, 1 - p).astype(np.float32)
         if rules is not None:
-            bad_present, bad_absent = rules.conflicting(present, absent)
-            counts.clashes += (bad_present | bad_absent).sum(0)
-            present &= ~bad_present
-            absent &= ~bad_absent
-            derived = rules.consequences(present.astype(np.int8) - absent.astype(np.int8))
+            clash = np.logical_or(*rules.conflicting(present, absent))
+            counts.clashes += clash.sum(0)
+            value[clash] = 0
             # Rules may fill classes that the model may not; entries that clashed stay unknown.
-            open_entries = (labels == 0) & (follows == 0) & ~bad_present & ~bad_absent
-            late_present = derived.present & open_entries & ~present
-            late_absent = derived.absent & open_entries & ~absent
-            late = late_present.astype(np.int8) - late_absent
-            row, column, origin = rules.strongest_premises(present.astype(np.int8) - absent, score, late)
-            score[row, column] = score[row, origin]
-            present |= late_present
-            absent |= late_absent
-        value = follows + present.astype(np.int8) - absent.astype(np.int8)
-        score[follows != 0] = np.nan
-        source = people.astype(np.int16)
-        counts.by_rule += people.sum(0)
-        if rules is not None and (from_models := np.where(people, np.int8(0), follows)).any():
-            self._inherit_source(model_labels, from_models, score, source)
+            derived = rules.consequences(value)
+            late = (derived.present.astype(np.int8) - derived.absent) * (is_open & (value == 0) & ~clash)
+            from_models = np.where(people, np.int8(0), follows)
             counts.by_model += (from_models != 0).sum(0)
+            premises, at = value.copy(), (earlier.image, earlier.column)
+            premises[at], score[at], source[at] = earlier.value, earlier.score, earlier.source
+            row, column, origin = rules.strongest_premises(premises, score, late + from_models)
+            score[row, column], source[row, column] = score[row, origin], source[row, origin]
+            value += late + follows
+        counts.by_rule += people.sum(0)
+        score[people] = np.nan
         return value, score, source
-
-    def _inherit_source(
-        self, model_labels: Labels, follows: NDArray[np.int8], score: NDArray[np.float32], source: NDArray[np.int16]
-    ) -> None:
-        """Set score and source of entries that follow (B, C) from a model's labels to those of the surest label."""
-        assert self.options.rules is not None
-        values, scores, sources = np.zeros_like(follows), np.full_like(score, np.nan), np.zeros_like(source)
-        values[model_labels.image, model_labels.column] = model_labels.value
-        scores[model_labels.image, model_labels.column] = model_labels.score
-        sources[model_labels.image, model_labels.column] = model_labels.source
-        row, column, origin = self.options.rules.strongest_premises(values, scores, follows)
-        score[row, column] = scores[row, origin]
-        source[row, column] = sources[row, origin]
 
 
 def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = FillOptions()) -> FillPlan:
@@ -247,8 +237,19 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
 
     unseen = ~unfillable & (np.bincount(column[present], minlength=classes) == 0)
     plan = make_plan(scores, table, evidence, labels, calibrations, unfillable | unseen, decide, options)
-    unlike = _describe_difference(plan.bin_counts, scores, calibrations, evidence)
-    warnings = sampling_warnings(plan.bin_counts, table.classes, unfillable, unseen)
+    labelled = np.flatnonzero(np.diff(evidence.start))
+    sample = next(image_blocks(labelled[:: 1 + evidence.shape[1] * len(labelled) // _SAMPLED], classes))
+    repetition = image_repetition(plan.bin_counts, _probabilities(scores, calibrations, sample), evidence.rows(sample))
+    difference, sigmas, differs = compare_known(plan.bin_counts, repetition)
+    unlike = ""
+    if abs(sigmas) >= _SIGMAS and abs(difference) >= _LEAST_DIFFERENCE:
+        unlike = "scores of known labels differ from those of unknown ones of their class by "
+        unlike += f"{abs(sigmas):.0f} standard errors"
+    warnings = [
+        f"{_first_names(table.classes, mask)}: {text}"
+        for mask, text in ((unfillable, _NO_NEGATIVE), (unseen, _NO_POSITIVE), (differs & ~unfillable, _NO_SAMPLE))
+        if mask.any()
+    ]
     reasons: dict[str, list[str]] = {}
     for word, decision in (("present", plan.present), ("absent", plan.absent)):
         if not decision.filled.any():
@@ -257,17 +258,10 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
     return replace(plan, warnings=tuple(warnings), unlike=unlike)
 
 
-def _describe_difference(counts: BinCounts, scores: Scores, calibrations: list[Calibration], evidence: Table) -> str:
-    """Say how the scores of known entries differ from those of unknown ones of their class; "" if they do not."""
-    labelled = np.flatnonzero(np.diff(evidence.start))
-    sample = next(image_blocks(labelled[:: 1 + evidence.shape[1] * len(labelled) // _SAMPLED], evidence.shape[1]))
-    repetition = image_repetition(counts, _probabilities(scores, calibrations, sample), evidence.rows(sample))
-    difference, sigmas = compare_known(counts, repetition)
-    if abs(sigmas) < _SIGMAS or abs(difference) < _LEAST_DIFFERENCE:
-        return ""
-    return (
-        f"scores of known labels differ from those of unknown ones of their class by {abs(sigmas):.0f} standard errors"
-    )
+def _first_names(classes: Names, mask: Mask, most: int = 3) -> str:
+    chosen = np.flatnonzero(mask)
+    shown = ", ".join(classes[int(c)] for c in chosen[:most])
+    return shown + (f" and {len(chosen) - most} more" if len(chosen) > most else "")
 
 
 def _too_little_evidence(word: str, counts: BinCounts, options: FillOptions) -> str:
@@ -301,9 +295,10 @@ def make_plan(
     counts = BinCounts.zeros(len(table.classes))
     to_fill = np.ones(len(table), bool) if options.to_fill is None else options.to_fill
     for index in image_blocks(*table.shape):
-        free = _apply_rules(options.rules, table.rows(index), _rows_of_images(model_labels, index), unfillable).free
-        p, inside = _probabilities(scores, calibrations, index), to_fill[index]
-        counts.add(p, free & inside[:, None], evidence.rows(index), inside & scores.unbiased[index])
+        known, p, inside = table.rows(index), _probabilities(scores, calibrations, index), to_fill[index]
+        follows, _, contradiction = _apply_rules(options.rules, known, _rows_of_images(model_labels, index))
+        free = (known == 0) & (follows == 0) & ~contradiction & ~unfillable & inside[:, None]
+        counts.add(p, free, evidence.rows(index), inside & scores.unbiased[index])
         if options.progress is not None:
             options.progress(int(index[-1]) + 1, len(table))
     present, absent = decide(counts, options.precision)
@@ -360,32 +355,26 @@ def _rows_of_images(rows: Labels, index: NDArray[np.int64]) -> Labels:
     return replace(rows.select(numbers[inside]), image=position[inside].astype(np.int32))
 
 
-class _RuleResult(NamedTuple):
-    """The consequences of the rules for known labels, all (B, C)."""
+def _apply_rules(
+    rules: Rules | None, labels: NDArray[np.int8], model_labels: Labels
+) -> tuple[NDArray[np.int8], Mask, Mask]:
+    """Return what follows from known labels (B, C); labels made by people override the `model_labels`.
 
-    follows: NDArray[np.int8]  # values that follow for unknown entries, or 0
-    people: Mask  # entries that follow from labels made by people
-    free: Mask  # entries that the model may fill
-    contradiction: Mask  # entries where labels contradict each other, and those of people do not decide
-    people_differ: Mask  # entries where labels made by people contradict each other
-
-
-def _apply_rules(rules: Rules | None, labels: NDArray[np.int8], model_labels: Labels, unfillable: Mask) -> _RuleResult:
-    """Return what follows from known labels (B, C); labels made by people override the `model_labels`."""
-    unknown = labels == 0
+    That is the values that follow for unknown entries, or 0; the entries that follow from labels made by people; and
+    those where labels contradict each other, and labels of people do not decide.
+    """
     if rules is None:
         nothing = np.zeros(labels.shape, bool)
-        return _RuleResult(np.zeros_like(labels), nothing, unknown & ~unfillable, nothing, nothing)
+        return np.zeros_like(labels), nothing, nothing
+    people_labels = labels.copy()
+    people_labels[model_labels.image, model_labels.column] = 0
     combined = people = rules.consequences(labels)
     if len(model_labels):
-        people_labels = labels.copy()
-        people_labels[model_labels.image, model_labels.column] = 0
         people = rules.consequences(people_labels)
+    unknown = labels == 0
     decided = unknown & (people.present | people.absent)
-    # A model's label cannot contradict what follows from labels made by people.
-    contradiction = combined.contradiction & ~decided
     follows = np.zeros_like(labels)
     follows[unknown & (combined.present | people.present)] = 1
     follows[unknown & (combined.absent | people.absent)] = -1
-    free = unknown & ~unfillable & (follows == 0) & ~contradiction
-    return _RuleResult(follows, decided, free, contradiction, people.contradiction)
+    # A model's label cannot contradict what follows from labels made by people.
+    return follows, decided, combined.contradiction & ~decided

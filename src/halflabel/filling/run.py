@@ -35,11 +35,6 @@ class NotShown(UserError):
     """Known labels do not show how often a filled one is wrong: answers to random questions must."""
 
 
-def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
-    """Return the source of rows filled by a run: "model:METHOD:RUN", "model:METHOD+assumed:RUN" without evidence."""
-    return f"{MODEL_PREFIX}{method}{'+assumed' if assumed else ''}:{run.address}"
-
-
 def fill(
     run: RunFolder | str | Path,
     images: str | Path,
@@ -59,20 +54,14 @@ def fill(
     """Plan how to fill the unknown labels of a run, or of `labels`: other labels of the run's classes, of any images.
 
     `labels` are added to those of the run, and override them, for training heads and as evidence; only their images are
-    filled. Labels made by a model (source "model:…") stay as they are and are never evidence: neither for thresholds
-    nor for training the heads. The same holds for labels that rules derive from them. `reporter` reports the images
-    with features, `plan_progress` those with a decision.
+    filled, and with `all_photos` the photos of the folder that no label names. Labels made by a model (source
+    "model:…") stay as they are and are never evidence, nor are `answers`: further labels by people, to questions that a
+    model may have chosen.
 
-    Where only positives are known, present labels are filled if `control` holds answers to
-    `ControlQuestions`, or with `assume_random` under the assumption of the run's calibration. Answers to chosen
-    questions (weight 0) in `control` are no evidence. Other labels are taken for a random sample; if their scores show
-    that they are none, the same holds. A run that continues another has learned from such answers: they still count
-    for the entries that were asked about. NotShown is raised where nothing shows the precision.
-
-    With `all_photos` the photos of the folder that no label names are filled too; the final model scores them.
-
-    `answers` are further labels by people, such as those of `review`: nothing is filled there. They are not evidence,
-    because a model may have chosen the questions.
+    Where only positives are known, or the scores of known labels differ from those of unknown ones, present labels are
+    filled if `control` holds answers to `ControlQuestions`, or with `assume_random` under the assumption of the run's
+    calibration. A run that continues another has learned from such answers: they still count for the entries that were
+    asked about. NotShown is raised where nothing shows the precision.
     """
     from halflabel.evaluation.decisions import calibrate
     from halflabel.filling.control import plan_present
@@ -84,12 +73,9 @@ def fill(
     rows, table, evidence = _open_labels(run, labels, further_photos)
     config = run.read_config()
     rule_set = read_rules(rules, rows.classes) if rules is not None else None
-    to_fill = np.ones(len(table), bool)
-    if labels is not None:
-        to_fill[:] = False
-        for names in (labels.images, further_photos):
-            if names is not None:
-                to_fill[table.images.index(names.array)] = True
+    to_fill = np.full(len(table), labels is None)
+    for names in (labels.images, further_photos or Names([])) if labels is not None else ():
+        to_fill[table.images.index(names.array)] = True
     only_positives = are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
     if only_positives or control is not None:
         _check_probabilities(run, folds)
@@ -98,7 +84,7 @@ def fill(
     if only_positives and control is None and learned is None and not assume_random:
         raise _not_shown(reason)
     scores = _score(run, Path(images), rows, folds, reporter)
-    source = run_source(run, str(config["method"]), assumed=control is None and assume_random)
+    source = f"{MODEL_PREFIX}{config['method']}{'+assumed' if control is None and assume_random else ''}:{run.address}"
     options = FillOptions(to_fill, precision, confidence, rule_set, source, plan_progress)
     plan = None if only_positives or control is not None else plan_fill(scores, rows, options)
     if plan is not None and plan.unlike and not assume_random:
@@ -146,11 +132,7 @@ class _Learned:
     earlier: RunFolder
 
     def asked_about(self, scores: Scores, images: Path, reporter: Reporter) -> Scores:
-        """Return the scores of the entries that the questions were drawn from; others are NaN.
-
-        Out-of-fold scores of the answered entries compare with those of the others among them, but the earlier model
-        chose these entries: of the rest the answers say nothing.
-        """
+        """Return the scores of the entries that the questions were drawn from; NaN: answers say nothing of others."""
         from halflabel.evaluation.scores import image_blocks
         from halflabel.system.memory import scratch_array
 
@@ -181,8 +163,7 @@ def _learned_answers(run: RunFolder) -> _Learned | None:
 def unlearned_answers(answers: Labels, table: Table) -> Labels:
     """Return the answers yes or no about entries that a table does not know, with the numbers of the table.
 
-    Answers that a model was trained on were drawn among the likely labels of an earlier model: they would overestimate
-    the precision.
+    Those that a model was trained on were drawn among the likely labels of an earlier model: they would overestimate.
     """
     image = table.images.index(answers.images.array).astype(np.int32)[answers.image]
     column = table.classes.index(answers.classes.array).astype(np.int32)[answers.column]
@@ -284,10 +265,10 @@ def _check_probabilities(run: RunFolder, folds: int | None) -> None:
 
 
 def _score(run: RunFolder, images: Path, labels: Labels, folds: int | None, reporter: Reporter) -> Scores:
-    """Return scores of the images that can be evaluated: those of the run, or else of heads per fold.
+    """Return scores of the images that can be evaluated: those of the run, or else, or with `folds`, of heads per fold.
 
-    So known and unknown entries of an image have scores of the same kind. With `folds` the heads are fitted again in
-    any case. A tuned backbone is evaluated on the images that the run held out, and on those that it never had.
+    So known and unknown entries of an image have scores of the same kind. A tuned backbone is evaluated on the images
+    that the run held out, and on those that it never had.
     """
     is_frozen = run.read_config().get("tune", "head") == "head"
     if folds is not None or (is_frozen and run.score_kind != "out-of-fold"):
@@ -319,8 +300,7 @@ def write_filled(
     """Write the filled rows to CSV or Parquet, by the file name; `base` and `answers` are written before them.
 
     With `base`, every image of it and of the plan is in the file; those without a label come last. Without `base` the
-    file can be appended to the label file without its header: the last row wins. One block of rows is in memory at a
-    time.
+    file can be appended to the label file without its header: the last row wins.
     """
     check_output_name(path)
     counts = plan.empty_counts()

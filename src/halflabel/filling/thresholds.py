@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.evaluation.inclusion import weighted_share
-from halflabel.labels.names import Names
 from halflabel.system.intervals import lower_bound
 
 Floats = NDArray[np.float64]
@@ -24,8 +23,7 @@ _SLICES = 4  # slices of the filled range of probabilities, for weights
 _LEVELS = 40
 _SHARES = (0.8, 0.1, 0.1)  # shares of the allowed error, for the three starts
 _SHRINK = 20.0  # pseudo-count that shrinks the precision of a class towards its mean probability
-_MIN_RATIO = 1.3  # likely positives known so much more often than in a random sample, or less, show that it is none
-_SIGMAS = 4.0
+_CLASS_SIGMAS, _CLASS_SHARE = 5.0, 0.25  # standard errors and deviations by which known labels of a class differ
 
 
 def bin_of(p: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -101,26 +99,19 @@ def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confi
     """Choose thresholds per class so that, with the given confidence, fills of one sign reach the precision `target`.
 
     With q = P(right) and a level L, class c fills all entries from the smallest threshold at which the mean q of its
-    unknown entries is at least L. Only the level is chosen: the lowest one ≥ target at which the lower
-    confidence bound of the precision, taken over the known entries in the filled ranges of all classes, is ≥ target.
-    Levels are tested from three starts, each downwards until the first failure, with 80, 10 and 10 % of the
-    allowed error, so that testing many levels needs no correction (fixed-sequence testing; Angelopoulos 2021, "Learn
-    then Test").
+    unknown entries is at least L. Only the level is chosen: the lowest one ≥ target at which the lower confidence bound
+    of the precision, over the known entries in the filled ranges of all classes, is ≥ target. Levels are tested from
+    three starts, each downwards until the first failure, with 80, 10 and 10 % of the allowed error (fixed-sequence
+    testing; Angelopoulos 2021, "Learn then Test"). Known entries are weighted to represent the unknown ones, and the
+    bound is that of Clopper and Pearson at the effective sample size (Korn and Graubard 1998).
 
-    Known entries are weighted to represent the unknown ones, by class and by range of probability (one step of raking),
-    and the bound is the Clopper-Pearson bound at the effective sample size (Korn and Graubard 1998).
+    A class whose known labels contradict the target (binomial probability of 1/20 or less, or an estimate below it)
+    gets a stricter level, or is not filled. The overall precision and bound are those before it, so that no choice made
+    on the same labels inflates them. Each entry filled as absent must by itself be absent with probability ≥ target:
+    positives of a rare class would pass an average. Each filled as present is present with probability ≥ 1/2.
 
-    A class whose known labels contradict the target gets a stricter level, or is not filled: if such labels have a
-    probability of 1/20 or less (binomial), or if its estimated precision is below the target. The estimate is the share
-    of right ones among its known entries, shrunk to the mean q with the weight of 20 entries. This only removes fills;
-    the overall precision and bound are those before it, so that no choice made on the same labels inflates them.
-
-    A rare class is mostly absent, so an average would let its positives pass as absent. Therefore each entry filled as
-    absent must by itself be absent with probability ≥ target; each filled as present, present with probability ≥ 1/2.
-
-    Guaranteed: the precision over all classes, with the confidence, if the known labels are a random sample of the
-    entries with similar class and probability, and the scores come from models that were not trained on them. Per
-    class it is guaranteed only where `FillDecision.low` reaches the target; elsewhere it relies on the probabilities.
+    Guaranteed over all classes if the known labels are a random sample of the entries with similar class and
+    probability, and scored by models that were not trained on them; per class only where `low` reaches the target.
     """
     side = _SignCounts.of(counts, positive)
     cuts = side.cuts(target)
@@ -273,47 +264,31 @@ def _from(cut: Ints) -> Mask:
     return np.asarray(np.arange(BINS) >= cut[:, None])
 
 
-def _positive_sampling_ratio(counts: BinCounts) -> tuple[Floats, Floats, float, float]:
-    """Return how much more often likely positives (P ≥ 1/2) are known than in a random sample of their class.
-
-    With n_c known entries of m_c, h_c of them likely positives, n_c h_c / m_c of these would be known in a random
-    sample (with the variance of the hypergeometric distribution). Returns the ratio of actual to expected number and
-    its distance in standard deviations, per class (C,) and over all classes.
-    """
-    known = counts.present + counts.absent
-    whole = known + counts.unknown
-    high = np.s_[:, BINS // 2 :]
-    actual, likely = known[high].sum(1), whole[high].sum(1)
-    n, m = known.sum(1), whole.sum(1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        expected = np.where(m > 0, n * likely / m, 0.0)
-        variance = np.where(m > 1, expected * (1 - likely / m) * (m - n) / (m - 1), 0.0)
-        ratio = actual / expected
-        sigmas = np.where(variance > 0, (actual - expected) / np.sqrt(variance), 0.0)
-        overall = float(actual.sum() / expected.sum())
-        total = float((actual - expected).sum() / np.sqrt(variance.sum())) if variance.sum() > 0 else 0.0
-    return ratio, sigmas, overall, total
-
-
-def compare_known(counts: BinCounts, repetition: float) -> tuple[float, float]:
+def compare_known(counts: BinCounts, repetition: float) -> tuple[float, float, Mask]:
     """Return how far the scores of known entries differ from those of all entries of their class, and how sure that is.
 
     A two-sample test of known and unknown entries, of how sure (|x|) and how likely (x) the logits x are: of both, the
     larger mean difference in standard deviations, and that divided by its standard error. Known entries of an image are
-    alike: they count as fewer, by the `repetition` that `image_repetition` measures.
+    alike: they count as fewer, by the `repetition` that `image_repetition` measures. The mask (C,) says which classes
+    differ by themselves.
     """
     known = counts.present + counts.absent
     number, size, x = known.sum(1), np.maximum(counts.whole.sum(1), 1), bin_logits()
-    results = []
+    results, differs = [(0.0, 0.0)], np.zeros(len(known), bool)
     for values in (np.abs(x), x):
         mean = (counts.whole @ values / size)[:, None]
         spread = (counts.whole * (values - mean) ** 2).sum(1) / size
-        difference = float((known * (values - mean)).sum())
-        variance = float((number * spread * (1 - number / size)).sum()) * repetition
-        scale = float(np.sqrt(number.sum() * (number * spread).sum()))
-        if variance > 0:
-            results.append((difference / scale, difference / variance**0.5))
-    return max(results, key=lambda result: abs(result[1]), default=(0.0, 0.0))
+        difference = (known * (values - mean)).sum(1)
+        variance = number * spread * (1 - number / size) * repetition
+        scale = np.sqrt(number * (number * spread))
+        differs |= (np.abs(difference) > _CLASS_SIGMAS * np.sqrt(variance)) & (
+            np.abs(difference) > _CLASS_SHARE * scale
+        )
+        if variance.sum() > 0:
+            total = float(difference.sum())
+            scale_of_all = float(np.sqrt(number.sum() * (number * spread).sum()))
+            results.append((total / scale_of_all, total / float(variance.sum()) ** 0.5))
+    return *max(results, key=lambda result: abs(result[1])), differs
 
 
 def image_repetition(counts: BinCounts, p: NDArray[np.floating], known: NDArray[np.int8]) -> float:
@@ -326,40 +301,3 @@ def image_repetition(counts: BinCounts, p: NDArray[np.floating], known: NDArray[
     difference = np.where((known != 0) & (bins >= 0), np.abs(bin_logits())[bins] - mean, 0.0)
     single = float((difference**2).sum())
     return max(float((difference.sum(1) ** 2).sum()) / single, 1.0) if single else 1.0
-
-
-def sampling_warnings(counts: BinCounts, classes: Names, unfillable: Mask, unseen: Mask) -> list[str]:
-    """Return reasons to distrust the estimates, each with its consequence; `unseen` classes have no known positive."""
-    warnings = []
-    if unfillable.any():
-        warnings.append(
-            f"{_named(classes, unfillable)}: positives are known but no negatives, so nothing can be estimated; left "
-            "unknown. Label some images where they are absent."
-        )
-    if unseen.any():
-        warnings.append(
-            f"{_named(classes, unseen)}: no positive is known, apart from answers to chosen questions, so nothing "
-            "shows that the model finds one; left unknown. Label some images where they are present."
-        )
-    ratio, sigmas, overall, total = _positive_sampling_ratio(counts)
-    with np.errstate(divide="ignore"):
-        excess, overall_excess = np.log(ratio), np.log(overall)
-    for sign, extreme, practice, sides in (
-        (1, "most", "mostly what is present was annotated", "positives"),
-        (-1, "least", "present classes were left out on purpose", "negatives"),
-    ):
-        is_biased = (np.abs(sigmas) > _SIGMAS) & (sign * excess > np.log(_MIN_RATIO))
-        named = f" ({extreme}: {_named(classes, is_biased)})" if is_biased.any() else ""
-        if named or (abs(total) > _SIGMAS and sign * overall_excess > np.log(_MIN_RATIO)):
-            warnings.append(
-                f"the known labels are not a random sample: likely positives are known {overall:.1f} times as often as "
-                f"expected{named}. If {practice}, the precision of filled {sides} is overestimated; check a random "
-                "sample of them by hand."
-            )
-    return warnings
-
-
-def _named(classes: Names, mask: Mask, most: int = 3) -> str:
-    chosen = np.flatnonzero(mask)
-    shown = ", ".join(classes[int(c)] for c in chosen[:most])
-    return shown + (f" and {len(chosen) - most} more" if len(chosen) > most else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ from halflabel.labels.formats._csv import first_line, raw_records
 from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.formats.long import COLUMNS
 from halflabel.labels.labels import MODEL_PREFIX, RULE_SOURCE, WEIGHT_COLUMN, Labels
-from halflabel.labels.table import last_of_each
 from halflabel.system.files import atomic_write
 
 
@@ -45,53 +45,35 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
                 "not in the columns of halflabel", f"halflabel import {path} OUT.csv, then undo there", path
             )
     rows = formats.read(path, format="long").rows
-    remaining, result = remove_sources(rows, _find_sources(rows, source, run), retract=retract)
-    if is_csv and not retract:
-        _write_other_lines(path, result.sources)
+    numbers = _find_sources(rows, source, run)
+    is_theirs = np.isin(rows.source, numbers)
+    holding = rows.holding()
+    decided = holding[is_theirs[holding]]
+    entries = np.unique(rows.image[is_theirs].astype(np.int64) * len(rows.classes) + rows.column[is_theirs])
+    names = tuple(rows.sources[number] for number in numbers.tolist())
+    result = UndoResult(names, int(is_theirs.sum()), len(entries) - len(decided))
+    if retract:
+        nothing = np.zeros(len(decided), np.int8), np.full(len(decided), np.nan, np.float32)
+        retractions = replace(rows.select(decided), value=nothing[0], score=nothing[1])
+        long.write(rows.append(retractions), path)
+        return result._replace(rows=len(decided))
+    if is_csv:
+        _write_other_lines(path, names)
     else:
-        long.write(remaining, path)
+        long.write(rows.select(np.flatnonzero(~is_theirs)), path)
     return result
 
 
 def _write_other_lines(path: Path, sources: tuple[str, ...]) -> None:
     """Write a CSV file without the lines of some sources; the other lines keep their bytes."""
-    sheet = CsvTable(path)
-    stays = pc.invert(pc.is_in(sheet.column("source"), pa.array(sources))).to_numpy(zero_copy_only=False)
-    data = path.read_bytes()
-    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
-    ends = ends if data.endswith(b"\n") else np.append(ends, len(data))
-    if len(ends) != 1 + len(stays):  # blank lines, or line ends in names
-        records = [(len(text.encode()), fields) for text, fields in raw_records(data.decode(), sheet.delimiter)]
-        ends = np.cumsum([size for size, _ in records])
-        is_row = np.array([bool(fields) for _, fields in records])
-        stays_all = np.ones(len(records), bool)
-        stays_all[np.flatnonzero(is_row)[-len(stays) :]] = stays
-    else:
-        stays_all = np.append(True, stays)
-    # Runs of lines that stay, or go.
-    last = np.append(np.flatnonzero(np.diff(stays_all)), len(stays_all) - 1)
+    sheet, text = CsvTable(path), path.read_bytes().decode()
+    stays = pc.invert(pc.is_in(sheet.column("source"), pa.array(sources))).to_pylist()
+    lines_above = sum(bool(fields) for _, fields in raw_records(text, sheet.delimiter)) - len(stays)
+    is_kept = chain(repeat(True, lines_above), stays)
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        for begin, end, stay in zip([0, *ends[last[:-1]]], ends[last], stays_all[last], strict=True):
-            if stay:
-                file.write(memoryview(data)[begin:end])
-
-
-def remove_sources(
-    rows: Labels, source_numbers: NDArray[np.int64], *, retract: bool = False
-) -> tuple[Labels, UndoResult]:
-    """Return the rows without those of some sources, or with retractions of them at the end."""
-    is_theirs = np.isin(rows.source, source_numbers)
-    holding = rows.holding()
-    decided = holding[is_theirs[holding]]
-    entries = last_of_each(rows.image[is_theirs], rows.column[is_theirs])
-    count = int(is_theirs.sum())
-    answered_since = (count if isinstance(entries, slice) else len(entries)) - len(decided)
-    names = tuple(rows.sources[number] for number in source_numbers.tolist())
-    if not retract:
-        return rows.select(np.flatnonzero(~is_theirs)), UndoResult(names, count, answered_since)
-    nothing = np.zeros(len(decided), np.int8)
-    retractions = replace(rows.select(decided), value=nothing, score=np.full(len(decided), np.nan, np.float32))
-    return rows.append(retractions), UndoResult(names, len(decided), answered_since)
+        for line, fields in raw_records(text, sheet.delimiter):
+            if not fields or next(is_kept):  # blank lines stay
+                file.write(line.encode())
 
 
 def _find_sources(rows: Labels, source: str | None, run: str | None) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,35 +126,39 @@ def choose_questions(
     Poorly recognised and rare classes therefore come first, until they fill. v(q) = q (1 − q) + q / 2 where training
     takes unknown entries for absent, so that a "no" teaches little, and q (1 − q) + q / 4 where `both_teach`, by
     default where enough negatives are known. At most `per_image` questions per image, and none about a near-duplicate
-    of a photo already asked about for the class. The share `control` is drawn at random, half from the entries at or
-    above their threshold and half from the others, and marked. `skip` lists entries that are answered already.
+    of a photo already asked about for the class. `skip` lists entries that are answered already.
 
-    The control sample comes first, in random order, so that its answered part is a random sample whenever answering
-    stops. The other questions follow class by class, or without `by_class` most worth first.
+    The share `control` is drawn at random, half from the entries at or above their threshold and half from the others.
+    It comes first, in random order, so that its answered part is a random sample whenever answering stops. The other
+    questions follow class by class, or without `by_class` most worth first.
     """
     if count < 1 or not 0 <= control <= 1 or per_image < 1:
         raise UserError(
             f"no list can have {count} questions, a control share of {control:g} and {per_image} questions per image",
             "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
         )
-    answer_value = _answer_value(has_as_many_negatives(table.value) if both_teach is None else both_teach)
+    if both_teach is None:
+        both_teach = has_as_many_negatives(table.value)
+    skip, value_of_no = list(skip), 4 if both_teach else 2
+
+    def answer_value(q: Any) -> Any:
+        return q * (1 - q) + q / value_of_no
+
     controls = min(round(control * count), count)
     drawn, sizes, open_ = _scan_entries(scores, table, thresholds, answer_value, controls, count, skip, seed)
-    chosen = _control_sample(drawn, sizes, seed)
+    sample = [item._replace(probability=float(scores[item.entry])) for item in _control_sample(drawn, sizes, seed)]
     positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
-    centred = _CentredFeatures.of(features)
     error = _class_errors(scores, table)
-    picked = _pick_greedily(open_, chosen, scores, positives, error, count - len(chosen), per_image, centred)
+    taken = {item.entry for item in sample}
+    picked = _pick_greedily(open_, taken, scores, positives, error, count - len(sample), per_image, features)
     median = np.median(positives)
     asked = [Question(i, c, q, _reason(q, bool(positives[c] < median))) for i, c, q in picked]
-    worth = [float(error[item.column] * answer_value(item.probability)) for item in asked]
-    sample = [item._replace(probability=float(scores[item.image, item.column])) for item in chosen]
-    return sample + (_by_class(asked, worth) if by_class else asked)
-
-
-def _answer_value(both_teach: bool) -> Callable[[Any], Any]:
-    """Return how much an answer is worth, by its probability, apart from its class."""
-    return lambda q: q * (1 - q) + q / (4 if both_teach else 2)
+    if by_class:  # the class with the most worth first; within a class the most probable entry first
+        total: Counter[int] = Counter()
+        for item in asked:
+            total[item.column] += error[item.column] * answer_value(item.probability)
+        asked.sort(key=lambda item: (-total[item.column], item.column, -item.probability, item.image))
+    return sample + asked
 
 
 def _class_errors(scores: NDArray[Any], table: Table) -> NDArray[np.float64]:
@@ -188,12 +192,11 @@ def _scan_entries(
     answer_value: Callable[[Any], Any],
     control: int,
     count: int,
-    skip: Iterable[tuple[int, int]],
+    skip: Sequence[tuple[int, int]],
     seed: int,
 ) -> tuple[LowestCost, NDArray[np.int64], _OpenEntries]:
     """Scan all entries once: a random sample below (group 0) and above (1) the threshold, of how many, open entries."""
     classes = len(table.classes)
-    skip = list(skip)
     names = hash_names(table.images.array)
     drawn, sizes = LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF)), np.zeros(2, np.int64)
     best = LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
@@ -240,93 +243,67 @@ def _control_sample(drawn: LowestCost, sizes: NDArray[np.int64], seed: int) -> l
 
 def _pick_greedily(
     open_: _OpenEntries,
-    taken: Sequence[Question],
+    taken: Set[tuple[int, int]],
     scores: NDArray[Any],
     positives: NDArray[Any],
     error: NDArray[Any],
     count: int,
     per_image: int,
-    centred: _CentredFeatures | None,
+    features: NDArray[Any] | None,
 ) -> list[tuple[int, int, float]]:
     """Pick entries by worth; it falls with every pick of a class, so a heap holds the best candidate of each class."""
-    excluded = {(item.image, item.column) for item in taken}
     filled = np.maximum(positives, 1).astype(np.float64)
     asked: Counter[int] = Counter()
     asked_features: list[list[NDArray[np.float32]]] = [[] for _ in filled]
+    if features is not None:
+        features = None if np.isnan(features).all() else features
+    mean = 0.0 if features is None else np.nanmean(features, axis=0, dtype=np.float64).astype(np.float32)
 
     def candidates(c: int) -> Iterator[tuple[int, float]]:
         """Yield (image, cost) of a class: the kept candidates, then all others if near-duplicates used them up."""
         part = open_.best.group_slice(c)
         image, cost = open_.best.image[part], open_.best.cost[part]
-        yield from ((i, each) for i, each in zip(image.tolist(), cost.tolist(), strict=True) if (i, c) not in excluded)
+        yield from zip(image.tolist(), cost.tolist(), strict=True)
         if len(image) < open_.remaining[c]:
             others, costs = (values[len(image) :] for values in open_.all_of_class(c))
-            yield from ((int(i), float(each)) for i, each in zip(others, costs, strict=True) if (i, c) not in excluded)
+            yield from ((int(i), float(each)) for i, each in zip(others, costs, strict=True))
 
     waiting = [candidates(c) for c in range(len(filled))]
     heap: list[tuple[float, int, int, float]] = []
 
     def push_next(c: int) -> None:
-        if (following := next(waiting[c], None)) is not None:
+        following = next((item for item in waiting[c] if (item[0], c) not in taken), None)
+        if following is not None:
             heapq.heappush(heap, (following[1] * float(error[c] / filled[c]), c, *following))
+
+    def is_repeat(i: int, c: int) -> bool:
+        """Whether a near-duplicate was asked about for the class; unreadable images are similar to none."""
+        if features is None:
+            return False
+        centred = np.nan_to_num(features[i].astype(np.float32) - mean)
+        unit = centred / np.maximum(np.linalg.norm(centred), np.float32(1e-9))
+        if asked_features[c] and bool((np.stack(asked_features[c]) @ unit).max() > _DUPLICATE_COSINE):
+            return True
+        asked_features[c].append(unit)
+        return False
 
     for c in range(len(filled)):
         push_next(c)
     picked: list[tuple[int, int, float]] = []
     while heap and len(picked) < count:
         _, c, i, _ = heapq.heappop(heap)
-        feature = centred.unit(i) if centred is not None else None
-        others_of_class = asked_features[c]
-        is_repeat = feature is not None and bool(others_of_class) and _is_duplicate(feature, others_of_class)
-        if asked[i] < per_image and not is_repeat:
+        if asked[i] < per_image and not is_repeat(i, c):
             q = float(scores[i, c])
             picked.append((i, c, q))
-            if feature is not None:
-                others_of_class.append(feature)
             asked[i] += 1
             filled[c] += q
         push_next(c)
     return picked
 
 
-class _CentredFeatures(NamedTuple):
-    """Centred features of unit length, computed on demand; unreadable images are similar to none."""
-
-    features: NDArray[Any]  # (N, D)
-    mean: NDArray[np.float32]  # (D,)
-
-    @classmethod
-    def of(cls, features: NDArray[Any] | None) -> _CentredFeatures | None:
-        if features is None or not len(features):
-            return None
-        total, number = np.zeros(features.shape[1]), np.zeros(features.shape[1], np.int64)
-        for index in image_blocks(*features.shape):
-            part = features[index[0] : index[-1] + 1].astype(np.float32)
-            total += np.nansum(part, axis=0, dtype=np.float64)
-            number += (~np.isnan(part)).sum(0)
-        return cls(features, (total / np.maximum(number, 1)).astype(np.float32)) if number.any() else None
-
-    def unit(self, image: int) -> NDArray[np.float32]:
-        centred = np.nan_to_num(self.features[image].astype(np.float32) - self.mean)
-        unit: NDArray[np.float32] = centred / np.maximum(np.linalg.norm(centred), np.float32(1e-9))
-        return unit
-
-
-def _is_duplicate(feature: NDArray[np.float32], others: list[NDArray[np.float32]]) -> bool:
-    return bool((np.stack(others) @ feature).max() > _DUPLICATE_COSINE)
-
-
 def _reason(q: float, rare: bool) -> str:
     reason = "likely missing" if q >= 0.5 else "uncertain" if q >= 0.1 else "best of the rest"
     return f"{reason}, rare class" if rare else reason
-
-
-def _by_class(questions: Sequence[Question], worth: Sequence[float]) -> list[Question]:
-    """Sort by class, the one with the most worth first; within a class the most probable entry first."""
-    total: dict[int, float] = {}
-    for item, each in zip(questions, worth, strict=True):
-        total[item.column] = total.get(item.column, 0.0) + each
-    return sorted(questions, key=lambda item: (-total[item.column], item.column, -item.probability, item.image))
 
 
 def likely_positives(
