@@ -92,7 +92,7 @@ def test_earlier_model_labels_are_not_used_for_evaluation(
         "_score",
         lambda run, images, rows, *more: judged.append(rows.evaluation) or scored(rows.evaluation),
     )
-    monkeypatch.setattr(filling_plan, "_describe_difference", lambda *_: "")  # only known entries have good scores
+    monkeypatch.setattr(filling_plan, "_SIGMAS", np.inf)  # only known entries have good scores
     out = tmp_path / "whole.csv"
     done("fill", tmp_path / "run", pictures / "images", "--out", out, "--complete", *EASY)
     assert judged == [digits.keep(actual == 0)]
@@ -120,7 +120,7 @@ def test_derived_labels_are_counted_by_the_source_of_their_premise(
     rules.write_text("0,implies,1\n")
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: rows)
     monkeypatch.setattr(filling_run, "_score", lambda run, images, rows, *more: scored(rows.evaluation))
-    monkeypatch.setattr(filling_plan, "_describe_difference", lambda *_: "")
+    monkeypatch.setattr(filling_plan, "_SIGMAS", np.inf)
     shown = done("fill", frozen.folder, pictures / "images", "--rules", rules, "--out", out, "--complete")
     assert "10 of the filled labels follow by the rules from people's labels (source rule)" in shown
     assert "5 of the filled labels follow by the rules from labels of a model only" in shown

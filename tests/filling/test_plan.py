@@ -123,10 +123,16 @@ def test_a_class_without_a_known_positive_is_not_filled_as_absent() -> None:
 
 def test_a_random_sample_raises_no_warning_and_others_do() -> None:
     assert all(plan_fill(*worlds.make_world(seed)[::2]).warnings == () for seed in range(6))
-    noted = plan_fill(*worlds.make_world(0, known=0.1, bias=4)[::2]).warnings
-    assert any("precision of filled positives is overestimated" in warning for warning in noted)
-    withheld = plan_fill(*worlds.make_world(0, known=0.4, bias=0.2)[::2]).warnings
-    assert any("precision of filled negatives is overestimated" in warning for warning in withheld)
+    for known, bias in ((0.1, 4), (0.4, 0.2)):
+        filling = plan_fill(*worlds.make_world(0, known=known, bias=bias)[::2])
+        assert filling.unlike
+        assert any("are not a random sample" in warning for warning in filling.warnings)
+    world, rng = worlds.make_world(1, classes=20), np.random.default_rng(1)
+    labels, truth = world.table.dense(), world.truth[:, 7]
+    labels[:, 7] = np.where(rng.random(len(truth)) < np.where(truth > 0, 0.5, 0.05), truth, 0)
+    filling = plan_fill(world.scores, Table.from_dense(labels))
+    assert not filling.unlike  # one class of twenty
+    assert [warning.partition(":")[0] for warning in filling.warnings] == ["7"]
 
 
 def ruled(tmp_path: Path, text: str, seed: int = 9):  # type: ignore[no-untyped-def]
