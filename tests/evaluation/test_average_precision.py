@@ -133,7 +133,6 @@ def test_unknown_entries_change_nothing(seed, decimals, dtype):
     for kind in KINDS:
         ap = metrics.average_precision(scores, labels, kind)
         np.testing.assert_array_equal(metrics.average_precision(changed, labels, kind), ap)
-    assert torch.equal(metrics.best_thresholds(scores, labels), metrics.best_thresholds(changed, labels))
 
 
 @settings(max_examples=40, deadline=None)

@@ -102,25 +102,8 @@ def test_a_class_without_known_negatives_is_left_out():
     assert (scores_by_class.CP, scores_by_class.CR) == (1.0, 0.75)
     assert scores_by_class.macro_f1 == pytest.approx((1 + 2 / 3) / 2)
     assert scores_by_class.OR == 5 / 6, "all known entries count in the overall recall"
-    assert metrics.best_thresholds(scores, labels).tolist() == [0.8, 0.5, 0.1]
     nothing = metrics.precision_recall_f1(scores, np.maximum(labels, 0))
     assert all(math.isnan(value) for value in nothing[:-1])
-
-
-@pytest.mark.parametrize("decimals", [None, 1])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_best_thresholds(decimals, dtype):
-    scores, labels = make(30, decimals=decimals, dtype=dtype)
-    labels[:, 1] = np.minimum(labels[:, 1], 0)
-    thresholds = metrics.best_thresholds(scores, labels)
-    assert thresholds[1] == 0.5
-    achieved = metrics.decision_counts(scores, labels, thresholds).f1
-    for c in (0, 2, 3, 4, 5, 6):
-        candidates = sorted(set(scores[labels[:, c] != 0, c].tolist()), reverse=True)
-        column = (scores[:, [c]], labels[:, [c]])
-        f1 = [float(metrics.decision_counts(*column, t).f1) for t in candidates]
-        assert float(achieved[c]) == max(f1)
-        assert float(thresholds[c]) == candidates[int(np.argmax(f1))]
 
 
 def test_completion_rates():
@@ -180,7 +163,6 @@ def test_nothing_to_measure_is_nan(shape, dtype):
         ap = metrics.average_precision(scores, labels, kind)
         assert ap.shape == (shape[1],)
         assert ap.isnan().all()
-    assert metrics.best_thresholds(scores, labels).tolist() == [0.5] * shape[1]
     values = metrics.summary(scores, labels)
     assert values.pop("classes") == 0
     assert all(math.isnan(value) for value in values.values())
@@ -209,7 +191,7 @@ def test_bad_input_is_refused_with_a_fix():
     scores, labels = make(62)
     broken = scores.copy()
     broken[5, 2] = np.nan
-    for function in (metrics.average_precision, metrics.best_thresholds, metrics.summary, metrics.bootstrap):
+    for function in (metrics.average_precision, metrics.summary, metrics.bootstrap):
         with pytest.raises(UserError, match=r"image 5 for class 2 is NaN.*Fix: "):
             function(broken, labels)
     with pytest.raises(UserError, match="images by classes"):
@@ -236,7 +218,6 @@ def test_cuda_equals_the_cpu():
     on_gpu = torch.from_numpy(scores).cuda(), torch.from_numpy(labels).cuda()
     for kind in KINDS:
         close(metrics.average_precision(*on_gpu, kind).cpu(), metrics.average_precision(scores, labels, kind))
-    assert torch.equal(metrics.best_thresholds(*on_gpu).cpu(), metrics.best_thresholds(scores, labels))
     assert metrics.summary(*on_gpu) == pytest.approx(metrics.summary(scores, labels))
     gpu_intervals, cpu_intervals = metrics.bootstrap(*on_gpu, n=50), metrics.bootstrap(scores, labels, n=50)
     close(gpu_intervals.ap_low.cpu(), cpu_intervals.ap_low)

@@ -307,6 +307,5 @@ def read_answers(folder: Path, rng: Rng) -> None:
         store.undo(["key-00000000"], "me")
         store.count()
         store.changed_since((0, 0))
-        store.history()
     finally:
         store.close()

@@ -18,7 +18,6 @@ import torch
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import measure
-from halflabel.evaluation.ranking import best_thresholds
 from halflabel.evaluation.scores import Scores
 from halflabel.fitting.config import Config
 from halflabel.labels.labels import Labels
@@ -62,8 +61,7 @@ def random_run(
         logits[4] = math.nan  # one that could not be read
         run.write_csv("bad_images.csv", ["image", "path", "reason"], [[held.images[4], "/secret/place", "truncated"]])
         labels = torch.from_numpy(held.dense())
-        readable = ~logits.isnan().any(1)
-        cuts = best_thresholds(torch.sigmoid(logits[readable]), labels[readable])
+        cuts = torch.linspace(0.4, 0.6, len(names))
         evaluation = measure(logits, labels, held.classes, Decisions(Calibration(), cuts))
         run.write_json("thresholds.json", dict(zip(held.classes, cuts.tolist(), strict=True)))
         run.write_json("calibration.json", {"slope": 1.0, "offset": 0.0, "known": 10})

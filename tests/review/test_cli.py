@@ -85,30 +85,18 @@ def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
     assert both.classes == table.classes
 
 
-def test_export_overwrites_an_earlier_export_and_nothing_else(project, tmp_path) -> None:
+def test_export_overwrites_only_with_force(project, tmp_path) -> None:
     table = project.run.read_labels()
     store = AnswerStore(project.run / "answers.sqlite")
-    store.add([Answer("key-1", table.images[3], table.classes[1], 1)], "me")
-    out = tmp_path / "out.csv"
-    formats.write(table, out)  # labels like those that the run was trained on
-    for more in ([], ["--with-labels"]):
-        before = out.read_bytes()
-        output = call("review", project.run.folder, "--export", out, *more)
-        assert output.exit_code == 2
-        assert "is not an export of these answers" in output.output.replace("\n", " ")
-        assert "--force" in output.output
-        assert out.read_bytes() == before
-    for name, more in (("answers.csv", []), ("all.csv", ["--with-labels"]), ("all.parquet", ["--with-labels"])):
-        assert call("review", project.run.folder, "--export", tmp_path / name, *more).exit_code == 0
-    store.undo(["key-1"], "me")  # what an export says need not hold any more
-    store.add([Answer("key-2", table.images[4], table.classes[1], -1)], "me")
+    store.add([Answer("key-1", table.images[3], table.classes[1], -1)], "me")
     store.close()
-    for name, more in (("answers.csv", []), ("all.csv", ["--with-labels"]), ("all.parquet", ["--with-labels"])):
-        assert call("review", project.run.folder, "--export", tmp_path / name, *more).exit_code == 0
-    assert list(formats.read(tmp_path / "answers.csv").rows.images) == [table.images[4]]
-    with open(tmp_path / "all.csv", "a") as file:
-        file.write(f"{table.images[5]},{table.classes[1]},1,someone,,\n")  # what somebody added would be lost
-    assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 2
+    out = tmp_path / "out.csv"
+    formats.write(table, out)
+    before = out.read_bytes()
+    output = call("review", project.run.folder, "--export", out)
+    assert output.exit_code == 2
+    assert "--force" in output.output
+    assert out.read_bytes() == before
     assert call("review", project.run.folder, "--export", out, "--force").exit_code == 0
     assert formats.read(out).rows.value.tolist() == [-1]
 

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import check_needs
+from halflabel.cli.options import check_free, check_needs
 from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import (
     after_review,
@@ -107,9 +107,7 @@ def review(
     with_labels: Annotated[
         bool, typer.Option("--with-labels", help="With --export: also write the labels of the run, ready for `train`.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="With --export: overwrite the file even if it is not an export.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --export: overwrite the file.")] = False,
 ) -> None:
     """Answer questions about images in the browser; the model learns while you click. All data stay on this machine.
 
@@ -191,13 +189,9 @@ def _export(run: run_folder.RunFolder, place: str | Path, out: Path, with_labels
         raise UserError(
             f"there are no answers yet ({place})", f"halflabel review {shlex.quote(str(run.folder))} photos/"
         )
+    check_free(out, force)
     labels = run.read_rows()
     with closing(answer_store.AnswerStore(place)) as store:
-        if out.exists() and not force and not store.is_export(out, labels):
-            raise UserError(
-                f"{out} exists and is not an export of these answers",
-                "choose another name, or add --force to overwrite it",
-            )
         rows = store.label_rows(labels.images, labels.classes)
         current = store.current()
     groups = list(answer_store.group_by_entry(current).values())

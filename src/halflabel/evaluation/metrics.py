@@ -6,7 +6,7 @@ means. Inputs are tensors on any device, or NumPy arrays.
 """
 
 from halflabel.evaluation.intervals import bootstrap, limits, positives_of_mean, resample
-from halflabel.evaluation.ranking import average_precision, best_thresholds, mean_average_precision
+from halflabel.evaluation.ranking import average_precision, mean_average_precision
 from halflabel.evaluation.thresholded import (
     accuracy,
     calibration_error,
@@ -20,7 +20,6 @@ from halflabel.evaluation.thresholded import (
 __all__ = [
     "accuracy",
     "average_precision",
-    "best_thresholds",
     "bootstrap",
     "calibration_error",
     "completion_rates",

@@ -1,9 +1,9 @@
-"""Average precision, what training chooses by, and thresholds with the best F1."""
+"""Average precision, and what training chooses by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -43,13 +43,17 @@ def average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklear
     if kind not in get_args(Kind):
         raise UserError(f"there is no average precision of the kind {kind!r}", f"use one of {get_args(Kind)}")
 
-    def area(_: NDArray[Any], hits: NDArray[Any], rank: NDArray[Any]) -> float:
+    table, known = as_pair(scores, labels)
+    values = torch.full((table.shape[1],), math.nan, dtype=torch.float64)
+    for c, column, truth in chain.from_iterable(class_blocks(table, known)):
+        entries, positives = np.sort(column[truth != 0]), np.sort(column[truth > 0])
+        hits, rank = (len(each) - np.searchsorted(each, positives) for each in (positives, entries))
         precision = hits / rank
         if kind == "voc07":  # compared in integers, unlike recall >= 0.3
-            return math.fsum(precision[10 * hits >= level * len(hits)].max() for level in range(11)) / 11
-        return float((np.maximum.accumulate(precision) if kind == "interpolated" else precision).mean())
-
-    return _per_class(scores, labels, area, math.nan)
+            values[c] = math.fsum(precision[10 * hits >= level * len(hits)].max() for level in range(11)) / 11
+        else:
+            values[c] = (np.maximum.accumulate(precision) if kind == "interpolated" else precision).mean()
+    return values.to(table.device)
 
 
 def mean_average_precision(scores: ArrayLike, labels: ArrayLike, kind: Kind = "sklearn") -> float:
@@ -92,40 +96,9 @@ def ranking_quality_of_classes(scores: Tensor, labels: Tensor) -> Tensor:
     return average_precision(scores, labels)
 
 
-def best_thresholds(scores: ArrayLike, labels: ArrayLike) -> Tensor:
-    """Return per class the threshold t with the highest F1 of "present where score >= t" over known entries.
-
-    F1 = 2 h / (r + P) with h, r and P of `average_precision`. t is one of the class's scores; of equal F1 the highest t
-    is taken. A class without a known positive or without a known negative gets 0.5. Choose thresholds on other data
-    than those that metrics are reported on.
-
-    scores, labels: (N, C) as in `average_precision`. Returns (C,) float64.
-    """
-
-    def best(positives: NDArray[Any], hits: NDArray[Any], rank: NDArray[Any]) -> float:
-        f1 = 2 * hits / (rank + len(hits))
-        return float(positives[f1 == f1.max()][-1])
-
-    return _per_class(scores, labels, best, 0.5)
-
-
 def mean_known(values: Tensor) -> float:
     """Return the mean over the entries that are not NaN; NaN if there are none."""
     return float(values.double().nanmean())
-
-
-def _per_class(scores: ArrayLike, labels: ArrayLike, reduce: Callable[..., float], otherwise: float) -> Tensor:
-    """Apply `reduce` to the known positives of each class: their scores, ascending, with hits and rank of each.
-
-    Returns (C,) float64, with `otherwise` for a class without a known positive or without a known negative.
-    """
-    table, known = as_pair(scores, labels)
-    values = torch.full((table.shape[1],), otherwise, dtype=torch.float64)
-    for c, column, truth in chain.from_iterable(class_blocks(table, known)):
-        entries, positives = np.sort(column[truth != 0]), np.sort(column[truth > 0])
-        hits, rank = (len(each) - np.searchsorted(each, positives) for each in (positives, entries))
-        values[c] = reduce(positives, hits, rank)
-    return values.to(table.device)
 
 
 def class_blocks(scores: Tensor, labels: Tensor) -> Iterator[list[tuple[int, NDArray[Any], NDArray[Any]]]]:

@@ -270,34 +270,6 @@ class AnswerStore:
         answers, undos = self._read("SELECT (SELECT COUNT(*) FROM answer), (SELECT COUNT(*) FROM undo)")[0]
         return int(answers), int(undos)
 
-    def history(self) -> set[tuple[str, str, int]]:
-        """Return all (image, class, value) ever answered, undone or not."""
-        return {(image, label, value) for image, label, value in self._read("SELECT image, class, value FROM answer")}
-
-    def is_export(self, path: Path, labels: Labels) -> bool:
-        """Whether a file is an export of these answers, alone or after `labels`; it may then be overwritten safely."""
-        from halflabel.labels import formats
-
-        try:
-            rows = formats.read(path, format="long").rows
-        except UserError:
-            return False
-        history, label_count = self.history(), len(labels)
-
-        def are_answers(first: int) -> bool:
-            """Whether all rows from `first` on were answered here."""
-            if not rows.is_answer()[first:].all():
-                return False
-            entries = (part[first:].tolist() for part in (rows.image, rows.column, rows.value))
-            return all((rows.images[i], rows.classes[c], v) in history for i, c, v in zip(*entries, strict=True))
-
-        if are_answers(0):
-            return True
-        image = labels.images.index(rows.images.array)[rows.image[:label_count]]
-        column = labels.classes.index(rows.classes.array)[rows.column[:label_count]]
-        same = ((image, labels.image), (column, labels.column), (rows.value[:label_count], labels.value))
-        return len(rows) > label_count and all(np.array_equal(a, b) for a, b in same) and are_answers(label_count)
-
     def label_rows(self, images: Names, classes: Names) -> Labels:
         """Return the answers that hold as label rows; unsure ones and conflicts that nothing decides are left out.
 

@@ -176,9 +176,11 @@ def parse_protocol(text: str) -> tuple[str, dict[str, Any]]:
     """
     name, texts = split_options(text)
     takes = _options_of(name)
-    options = {key: _typed(value, key, takes[key]) if key in takes else value for key, value in texts.items()}
-    check_options(name, options)
-    return name, options
+    check_options(name, texts)
+    try:
+        return name, {key: TypeAdapter(takes[key].annotation).validate_python(text) for key, text in texts.items()}
+    except ValidationError:
+        raise UserError(f"{text!r} has a wrong value", "give a number, or true or false") from None
 
 
 def split_options(text: str) -> tuple[str, dict[str, str]]:
@@ -191,14 +193,6 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
             raise UserError(f"{pair!r} in {text!r} is not an option", "write NAME:option=value, such as em:alpha=0.05")
         texts[key.strip().replace("-", "_")] = value.strip()
     return name, texts
-
-
-def _typed(value: str, key: str, option: inspect.Parameter) -> Any:
-    """The value of an option of a protocol, with the type in its signature."""
-    try:
-        return TypeAdapter(option.annotation).validate_python(value)
-    except ValidationError:
-        raise UserError(f"{value!r} is not a value for {key}", "give a number, or true or false") from None
 
 
 def _options_of(protocol: str) -> dict[str, inspect.Parameter]:

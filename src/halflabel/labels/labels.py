@@ -38,12 +38,11 @@ _MAX_SOURCES = int(np.iinfo(np.int16).max)
 class Labels:
     """Rows of (image, class, value, source, score, weight), in order; rows may contradict each other.
 
-    For each (image, class) the last row holds, and value 0 retracts the label: a correction is one more row, and so
-    is undoing it. A label made by a person holds against rows made by a model, in any order, until a person retracts
-    it. Value 2 means that the annotator was uncertain: the entry is unknown, and a later row of a model may decide it.
-    `score` is NaN where the file has none. `weight` says how the label was asked for: NaN where nobody was asked, 0 for
-    the answer to a chosen question; for a question drawn at random the number of entries that it stands for, 1 / the
-    probability that it was drawn. Memory: 19 bytes per row.
+    For each (image, class) the last row holds, and value 0 retracts the label. A label made by a person holds against
+    rows made by a model, in any order, until a person retracts it. Value 2 means that the annotator was uncertain: the
+    entry is unknown, and a later row of a model may decide it. `score` is NaN where the file has none. `weight` says
+    how the label was asked for: NaN where nobody was asked, 0 for the answer to a chosen question; for a question drawn
+    at random the number of entries that it stands for, 1 / the probability that it was drawn.
     """
 
     images: Names
@@ -221,22 +220,19 @@ class Labels:
 
     @cached_property
     def _last(self) -> NDArray[np.int64] | slice:
-        """The indices of the last row of each pair, ordered by image and class, with those that retract."""
-        rows = self._without_overruled()
-        last = last_of_each(self.image[rows], self.column[rows])
-        return last if isinstance(rows, slice) else rows[last]
+        """The indices of the last row of each pair, ordered by image and class, with those that retract.
 
-    def _without_overruled(self) -> NDArray[np.int64] | slice:
-        """The indices of the rows, without those of models on entries that a person has labelled."""
-        if not any(map(is_model_source, self.sources)):
-            return slice(None)
+        Rows of models on entries that a person has labelled do not count.
+        """
         by_model = self.is_model_made()
+        if not by_model.any():
+            return last_of_each(self.image, self.column)
         by_person = np.flatnonzero(~by_model)
         people = by_person[last_of_each(self.image[by_person], self.column[by_person])]
         people = people[np.abs(self.value[people]) == 1]
         key = self.image.astype(np.int64) * len(self.classes) + self.column
-        overruled = by_model & np.isin(key, key[people])
-        return np.flatnonzero(~overruled) if overruled.any() else slice(None)
+        rows = np.flatnonzero(~by_model | ~np.isin(key, key[people]))
+        return rows[last_of_each(self.image[rows], self.column[rows])]
 
     def drop_overridden(self) -> Labels:
         """Only the rows that hold, ordered by image and class; all images, classes and sources stay."""
