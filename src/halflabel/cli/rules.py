@@ -22,6 +22,7 @@ from halflabel.cli.options import (
 from halflabel.cli.sequence import option_words
 from halflabel.cli.terminal import console, plain_table, show_next, show_written
 from halflabel.labels import rules as label_rules
+from halflabel.labels.formats._csv import csv_line
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted, group_digits
 
@@ -73,7 +74,9 @@ def suggest_rules(
         show_next("rules", "suggest", labels, *words, "--out", "rules.csv", why="a file to edit")
         return
     with atomic_write(out) as temporary:
-        temporary.write_text(label_rules.format_suggestions(strongest), encoding="utf-8")
+        temporary.write_text(
+            "".join(csv_line((rule.first, rule.kind, rule.second)) for rule in strongest), encoding="utf-8"
+        )
     show_written(out, ". Remove rules that do not always hold.")
     show_next("fill", "RUN", "PHOTOS", "--rules", out)
 

@@ -149,7 +149,7 @@ def measure(
     readable = torch.cat([torch.zeros(0, dtype=torch.bool), *(~logits[r].isnan().any(1) for r in row_blocks(logits))])
     group = group_numbers(groups, len(labels))[readable.cpu().numpy()]
     if not readable.all():
-        logits, labels = _take_rows(logits, readable), labels[readable]
+        logits, labels = logits[readable], labels[readable]
     scores = memory.scratch_zeros(logits.shape, what=f"the scores of {len(logits)} images take")
     for rows in row_blocks(logits):
         scores[rows] = calibration.scores(logits[rows])
@@ -218,15 +218,6 @@ def _protocol(labels: Tensor, thresholds: Tensor, measured: str, resampled: str)
         f"a known negative; 95 % intervals from {resampled}, wider where known positives are few; present or absent by "
         + (f"one threshold of {thresholds[0]:.2g}" if is_one else "the threshold of each class")
     )
-
-
-def _take_rows(table: Tensor, wanted: Tensor) -> Tensor:
-    """Return some rows of a table (N, C), in a scratch file if they are large."""
-    rows = wanted.nonzero()[:, 0]
-    taken = memory.scratch_zeros((len(rows), table.shape[1]), what=f"the logits of {len(rows)} images take")
-    for block in row_blocks(taken):
-        taken[block] = table[rows[block]]
-    return taken
 
 
 def _rate_intervals(

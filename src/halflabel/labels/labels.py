@@ -171,8 +171,8 @@ class Labels:
     def choosing(self) -> Table:
         """The labels by which training chooses strength and similar images: those that it is evaluated on.
 
-        Where people know more than twice as many positives, because the others are answers to chosen questions, all of
-        people's labels: a few random answers choose worse than many chosen ones, and a choice is not a result.
+        Where people know more than twice as many positives, all of people's labels: a few random answers choose worse
+        than many chosen ones, and a choice is not a result.
         """
         has_most = 2 * self.evaluation.stats.positives.sum() >= self.people.stats.positives.sum()
         return self.evaluation if has_most else self.people
@@ -332,11 +332,7 @@ def is_model_source(source: str) -> bool:
 
 
 def model_source(name: str) -> str:
-    """The source for labels made by the model `name`, as another tool calls it.
-
-    >>> model_source("yolo-v8"), model_source("model:bce:runs/1"), model_source("")
-    ('model:yolo-v8', 'model:bce:runs/1', 'model')
-    """
+    """The source for labels made by the model `name`, as another tool calls it: "yolo-v8" is "model:yolo-v8"."""
     if not name:
         return "model"
     return name if is_model_source(name) else MODEL_PREFIX + name

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, eye_array
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import csv_line, detect_delimiter, existing_path, first_line, read_records
+from halflabel.labels.formats._csv import detect_delimiter, existing_path, first_line, read_records
 from halflabel.labels.formats._json import load_json
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import Table
@@ -280,11 +280,7 @@ def find_contradictions(rules: Rules, table: Table, *, max_examples: int = 5) ->
 
 
 class RuleSuggestion(NamedTuple):
-    """A rule supported by the known labels: it holds in `holds` of `seen` images.
-
-    With 95 % confidence it holds in at least the share `bound` of all images; `expected` is the share by
-    chance.
-    """
+    """A rule that holds in `holds` of `seen` images, with 95 % confidence in the share `bound` of all; or by chance."""
 
     first: str
     kind: Kind
@@ -300,12 +296,9 @@ def suggest_rules(table: Table, *, bound: float = 0.95, top: int = 50) -> list[R
 
     For a → b: of the images where a is present and b is known, those where b is present; for a × b: where b is absent.
     `bound` is the smallest Wilson lower bound at 95 %. By chance, a → b would hold as often as b is present at all, and
-    a × b as often as b is absent where other classes than a are present: images with one or two labels each would
-    otherwise seem to exclude everything else. The lift says how many times rarer exceptions are than by chance, at the
-    upper end of what the counts allow; it must be 2 or more, and exceptions so few must be improbable by chance: a
-    binomial test at 5 %, divided by the number of rules tested. Tables without known negatives support no rule.
-
-    Memory: counts of 256 classes at a time, and the pairs that pass; never C × C.
+    a × b as often as b is absent where other classes than a are present. The lift says how many times rarer exceptions
+    are than by chance, at the upper end of what the counts allow; it must be 2 or more, and exceptions so few must be
+    improbable by chance: a binomial test at 5 %, divided by the number of rules tested.
     """
     from scipy.stats import binom
 
@@ -350,8 +343,3 @@ def suggest_rules(table: Table, *, bound: float = 0.95, top: int = 50) -> list[R
     for _, rule, pair in candidates:
         unique.setdefault((rule.kind, pair if rule.kind == "implies" else frozenset(pair)), rule)
     return list(unique.values())[:top]
-
-
-def format_suggestions(suggestions: list[RuleSuggestion]) -> str:
-    """The suggestions as the text of a rules file, one line per rule."""
-    return "".join(csv_line((rule.first, rule.kind, rule.second)) for rule in suggestions)

@@ -118,11 +118,7 @@ def _shuffle_groups(table: Table, group: Ints, seed: int) -> Ints:
 
 
 def _count_strata(table: Table, group: Ints, groups: int) -> tuple[Any, NDArray[np.uint64]]:
-    """Count the images of each group in each stratum: sparse (G, 2C) counts, and a hash of each stratum.
-
-    Strata are numbered in the order of their hashes, so that ties between equally small strata do not depend on the
-    order of the classes.
-    """
+    """Count the images of each group in each stratum: sparse (G, 2C) counts, and a hash of each stratum, ascending."""
     from scipy.sparse import coo_array
 
     stratum_hash = bits(0, hash_names(table.classes.array)[:, None], np.arange(2)).ravel()

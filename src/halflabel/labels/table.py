@@ -18,8 +18,7 @@ from halflabel.labels.names import Names
 UNCERTAIN = 2  # the value of an uncertain entry, in rows
 Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
 
-_MAX_PAIRS = 5e7  # pairs of present classes of all images
-_MAX_DISTINCT_PAIRS = 1e7  # of these, the most that may be stored: each takes some 30 bytes
+_COMMON_CLASSES = 1000  # of which pairs are counted
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -276,11 +275,6 @@ class Stats:
         return self.known / (self.images * self.classes) if self.images and self.classes else 0.0
 
     @property
-    def positives_per_labelled_image(self) -> float:
-        """The mean number of known positives of the labelled images."""
-        return float(self.positives.sum()) / self.labelled_images if self.labelled_images else 0.0
-
-    @property
     def regime(self) -> Regime:
         """How the labelled images are labelled; `unlabelled_share` counts the images without labels.
 
@@ -299,9 +293,8 @@ class Stats:
 def are_nearly_all_positive(labels: Any, entries: int) -> bool:
     """Return whether known negatives are too few to show how often a label that is called present is wrong.
 
-    They are if there is none, or less than a tenth as many as positives. A complete table is the exception: its few
-    negatives are all there are. `labels` is an array or a tensor of a table's labels, with or without the unknown
-    ones (0); `entries` is the number of images times classes. Calibration uses the few there are, too.
+    They are if there is none, or less than a tenth as many as positives, unless the table is complete. `labels` is an
+    array or a tensor of labels, with or without the unknown ones (0); `entries` is the number of images times classes.
     """
     present, absent = int((labels > 0).sum()), int((labels < 0).sum())
     return not absent or (10 * absent < present and present + absent < entries)
@@ -326,64 +319,30 @@ def count_together(table: Table) -> tuple[csr_array, csr_array]:
     P(j | i) = together / seen: missing labels do not pull towards absence. In tables without negatives every known j is
     present and P is 1: use only `together` there.
     """
-    present = table.keep(table.value > 0)
-    return _count_pairs(present, present), _count_pairs(present, table)
+    present, known = ((part != 0).astype(np.int32) for part in (table.values > 0, table.values))  # int8 would overflow
+    return (present.T @ present).tocsr(), (present.T @ known).tocsr()
 
 
 def top_pairs(table: Table, n: int = 20) -> list[Pair]:
-    """The n pairs of classes that are most often present together, most frequent first.
+    """The n pairs of classes that are most often present together, most frequent first; of the 1,000 commonest classes.
 
     `first` is the class with fewer known positives, so that P is the larger of the two conditional probabilities in
     fully labelled tables. P(second) is the share of positives among its known labels. Ties are in class order.
     """
-    stats, present = table.stats, table.keep(table.value > 0)
-    i, j, count = _most_frequent(_count_pairs(*2 * [_without_rare_classes(present)]), n)
-    if not len(i):
-        return []
-    swapped = stats.positives[j] < stats.positives[i]
-    i, j = np.where(swapped, j, i), np.where(swapped, i, j)
-    # Only for these classes: how often the second is known where the first is present.
-    first, second = (np.isin(np.arange(stats.classes), each) for each in (i, j))
-    seen = _count_pairs(present.keep(first[present.column]), table.keep(second[table.column]))[i, j]
-    probability = count / np.asarray(seen).ravel()
+    common = np.sort(np.argsort(-table.stats.positives, kind="stable")[:_COMMON_CLASSES])
+    table = table.subset(classes=common)
+    stats, (together, seen) = table.stats, (matrix.toarray() for matrix in count_together(table))
+    i, j = np.triu_indices(len(common), 1)
+    order = np.lexsort((j, i, -together[i, j]))[: min(n, np.count_nonzero(together[i, j]))]
+    i, j = i[order], j[order]
+    is_rarer = stats.positives[j] < stats.positives[i]
+    i, j = np.where(is_rarer, j, i), np.where(is_rarer, i, j)
+    probability = together[i, j] / seen[i, j]
     base = stats.positives / np.maximum(stats.annotations, 1)
     return [
-        Pair(table.classes[first], table.classes[second], int(both), float(p), float(p / base[second]))
-        for first, second, both, p in zip(i, j, count, probability, strict=True)
+        Pair(table.classes[a], table.classes[b], int(together[a, b]), float(p), float(p / base[b]))
+        for a, b, p in zip(i.tolist(), j.tolist(), probability, strict=True)
     ]
-
-
-def _without_rare_classes(present: Table) -> Table:
-    """A table of positives, in large tables without rare classes.
-
-    An image with n present classes has n² pairs: a thousand images with a thousand tags each would take gigabytes.
-    """
-    positives = present.stats.positives
-    for fewest in (2**k for k in range(63)):
-        present = present.keep((positives >= fewest)[present.column])
-        pairs = float((np.diff(present.start).astype(np.float64) ** 2).sum())
-        distinct = min(pairs, float(np.count_nonzero(positives >= fewest)) ** 2)
-        if pairs <= _MAX_PAIRS and distinct <= _MAX_DISTINCT_PAIRS:
-            break
-    return present
-
-
-def _count_pairs(first: Table, second: Table) -> csr_array:
-    """The images in which the first table knows class i and the second class j, sparse (C, C)."""
-    one, other = (abs(table.values).astype(np.int32) for table in (first, second))  # int8 would overflow
-    return (one.T @ other).tocsr()
-
-
-def _most_frequent(together: csr_array, n: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """(i, j, count) of the n largest counts above the diagonal; ties by i, then j."""
-    row = np.repeat(np.arange(together.shape[0], dtype=np.int32), np.diff(together.indptr))
-    upper = np.flatnonzero(together.indices > row)
-    if len(upper) > n:  # drop what cannot be among the n largest before sorting
-        count = together.data[upper]
-        upper = upper[count >= np.partition(count, len(count) - n)[len(count) - n]]
-    row, col, count = row[upper], together.indices[upper], together.data[upper]
-    order = np.lexsort((col, row, -count))[:n]
-    return row[order], col[order], count[order]
 
 
 def _are_equal(one: csr_array | None, other: csr_array | None) -> bool:

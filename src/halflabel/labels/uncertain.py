@@ -50,12 +50,7 @@ def parse_uncertain(text: str) -> dict[str, Reading]:
 
 def describe_reading(text: str) -> str:
     """Return what training does with uncertain labels, for a message."""
-    return {
-        "ignore": "not trained on",
-        "present": "trained on as present",
-        "absent": "trained on as absent",
-        "soft": "trained on as soft targets",
-    }.get(text, f"trained on as {text}")
+    return {"ignore": "not trained on", "soft": "trained on as soft targets"}.get(text, f"trained on as {text}")
 
 
 def decide_uncertain(table: Table, text: str) -> Table:

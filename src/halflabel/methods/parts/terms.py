@@ -126,7 +126,7 @@ def estimate_positives(table: Table) -> float:
     stats = table.stats
     if _at_random(table, stats):
         return float(_shares(stats).sum())
-    return stats.positives_per_labelled_image
+    return float(stats.positives.sum()) / max(stats.labelled_images, 1)
 
 
 def _shares(stats: Stats) -> NDArray[np.float64]:
