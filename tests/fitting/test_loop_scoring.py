@@ -31,8 +31,6 @@ from halflabel.types import Batch, Sweep, Targets
 class Sweeper(Ignore):
     """Asks for sweeps after epochs 1 and 3, and stores them."""
 
-    recomputed = ("sweeps",)
-
     def __init__(self) -> None:
         super().__init__()
         self.sweeps: list[tuple[int, Sweep]] = []
@@ -184,8 +182,6 @@ def test_dropout_passes_have_the_expected_mean_and_spread():
 
 class Guessing(Ignore):
     """Asks for a sweep after every epoch; after the second it guesses that all unknown labels are absent."""
-
-    recomputed = ("held",)
 
     def start(self, table: Table) -> None:
         self.held = torch.from_numpy(table.dense())

@@ -24,7 +24,6 @@ class ModelEma(nn.Module):
     """
 
     updates: Tensor
-    recomputed = ("_updates", "_averaged", "_copied")
 
     def __init__(self, model: Model, decay: float) -> None:
         super().__init__()

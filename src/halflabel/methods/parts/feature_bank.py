@@ -113,7 +113,6 @@ class Prototypes(nn.Module):
     (count = 4); the mean of all where a quarter has none. Memory: 4·C·(size + count)·W bytes.
     """
 
-    recomputed = ("_epoch",)  # `computed_epoch` tells a resumed run whether the epoch's prototypes exist
     centres: Tensor  # (C, k, W)
     exists: Tensor  # (C,) bool
     computed_epoch: Tensor  # () int64, the epoch in which they were computed
