@@ -10,9 +10,8 @@ from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods import fast0tag as module
 from halflabel.methods.base import recipe
-from halflabel.methods.fast0tag import RankNet
+from halflabel.methods.fast0tag import LabelVectorHead, RankNet
 from halflabel.methods.parts import label_vectors as vectors_module
-from halflabel.methods.parts.embedding_heads import LabelVectorHead
 from halflabel.types import Batch, Targets
 
 slow = step_checks.reference("fast0tag")
@@ -68,7 +67,7 @@ def _table(classes=4):
 def test_scores_are_inner_products_with_the_label_vectors(hidden):
     torch.manual_seed(0)
     head = LabelVectorHead(6, 4, 7, hidden, 0.5).double().eval()
-    head.set_vectors(torch.randn(4, 7))
+    head.vectors.copy_(torch.randn(4, 7))
     features = torch.randn(3, 6, dtype=torch.float64)
     layers = [(part.weight.tolist(), part.bias.tolist()) for part in head.projection if hasattr(part, "weight")]
     assert len(layers) == len(hidden) + 1

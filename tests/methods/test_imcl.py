@@ -18,7 +18,7 @@ from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import seeded
-from halflabel.methods.parts.similarity_memory import ImageVectors, impute
+from halflabel.methods.imcl import ImageVectors, impute
 from halflabel.types import Batch, Output
 
 

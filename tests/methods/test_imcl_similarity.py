@@ -10,8 +10,8 @@ import torch
 from imcl_examples import bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step, step_loss
 
 from halflabel.errors import LabelError, UserError
+from halflabel.methods.imcl import impute
 from halflabel.methods.parts.matching_pursuit import Part, joint_omp
-from halflabel.methods.parts.similarity_memory import impute
 from halflabel.types import Sweep
 
 
@@ -146,7 +146,7 @@ def test_autocast_does_not_blur_similarities():
 
 def test_large_memories_are_refused(monkeypatch):
     view, labels = inputs(0, 6, 4)
-    monkeypatch.setattr("halflabel.methods.parts.similarity_memory._LARGEST", 100)
+    monkeypatch.setattr("halflabel.methods.parts.relabel.LARGEST", 100)
     with pytest.raises(UserError, match=r"dictionary 6 would store 0.0 GB about 6 images"):
         step(begin(labels, dictionary=6), view, labels)
     fixed = begin(labels, image_similarity="fixed")
@@ -154,7 +154,7 @@ def test_large_memories_are_refused(monkeypatch):
         fixed.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
     with pytest.raises(UserError, match="image_similarity fixed would store"):
         step(fixed, view, labels, 1)  # not only when the logistic epochs are over
-    monkeypatch.setattr("halflabel.methods.parts.similarity_memory._LARGEST", 95)  # too little for the labels alone
+    monkeypatch.setattr("halflabel.methods.parts.relabel.LARGEST", 95)  # too little for the labels alone
     with pytest.raises(UserError, match="image_similarity fixed would store"):
         begin(labels, image_similarity="fixed")
 
@@ -163,8 +163,8 @@ def test_the_first_sweep_is_stored_block_by_block(monkeypatch):
     view, labels = inputs(3, 7, 4)
     view[2] = math.nan
     results = []
-    for piece in (1 << 12, 3):
-        monkeypatch.setattr("halflabel.methods.parts.similarity_memory._BLOCK_IMAGES", piece)
+    for piece in (1 << 12, 12):
+        monkeypatch.setattr("halflabel.methods.parts.label_store._BLOCK_ENTRIES", piece)
         method = begin(labels, image_similarity="fixed")
         method.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
         results.append((method.relabel.start_features, method.relabel.start_labels))

@@ -16,7 +16,7 @@ from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.recurrent_head import RecurrentHead
+from halflabel.methods.cnn_rnn import RecurrentHead
 from halflabel.methods.rlsd import Regional, windows
 from halflabel.types import Batch
 

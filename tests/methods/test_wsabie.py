@@ -9,7 +9,7 @@ from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.embedding_heads import Bilinear
+from halflabel.methods.wsabie import Bilinear
 from halflabel.types import Batch
 
 slow = step_checks.reference("wsabie")

@@ -5,20 +5,19 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from halflabel.errors import UserError
-from halflabel.features.heads import Model, find_head
+from halflabel.features.heads import Head, Model, find_head, pool
 from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, Not, method
-from halflabel.methods.parts.embedding_heads import LabelVectorHead
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.system.gpu_memory import in_chunks
 from halflabel.system.validate import MAX_SIZE, below_one, between
-from halflabel.types import Targets, at_least_float32
+from halflabel.types import Output, Targets, at_least_float32
 
 _CHUNK_PAIRS = 1 << 22  # pairs computed at a time
 
@@ -74,7 +73,46 @@ class Fast0Tag(Method):
         if model is not None:
             head = find_head(model, LabelVectorHead)
             if not head.vectors.any():  # a model that continues another run keeps the vectors it was trained with
-                head.set_vectors(vectors)
+                head.vectors.copy_(vectors)
+
+
+class LabelVectorHead(Head):
+    """x_c = t_c · φ(f), t_c fixed: (B, D) or (B, D, h, w) -> logits (B, C).
+
+    φ has ReLU layers of the sizes `hidden`, each with dropout, then a linear layer. The method sets the vectors.
+    """
+
+    vectors: Tensor  # (C, size)
+
+    def __init__(
+        self, channels: int, classes: int, size: int, hidden: tuple[int, ...] = (), dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers += [nn.Linear(channels, width), nn.ReLU(), nn.Dropout(dropout)]
+            channels = width
+        self.projection = nn.Sequential(*layers, nn.Linear(channels, size))
+        self.register_buffer("vectors", torch.zeros(classes, size))
+
+    def forward(self, features: Tensor) -> Output:
+        pooled = pool(features)
+        return Output(self.projection(pooled) @ self.vectors.T, pooled)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        logits: Tensor = self.projection(maps.permute(0, 2, 3, 1)) @ self.vectors.T
+        return logits.permute(0, 3, 1, 2)
+
+    @torch.no_grad()
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """With a linear φ = M f + m: M = T⁺ W, m = T⁺ b, least squares. The vectors T must be set."""
+        if len(self.projection) > 1:
+            return
+        inverse = torch.linalg.pinv(self.vectors.cpu().double())
+        layer = self.projection[0]
+        assert isinstance(layer, nn.Linear)
+        layer.weight.copy_(inverse @ weight.double())
+        layer.bias.copy_(inverse @ bias.double())
 
 
 class RankNet(Loss):

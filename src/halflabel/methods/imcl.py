@@ -2,71 +2,173 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.features.heads import Model
+from halflabel.labels.groups import image_groups
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Not, method
 from halflabel.methods.parts.label_graph import LabelGraph, read_edges
+from halflabel.methods.parts.label_store import label_blocks
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.matching_pursuit import MOST_ITEMS, Part, Similar, joint_omp
-from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory, group_numbers, impute
+from halflabel.methods.parts.relabel import Begins, Ignore, check_bytes
 from halflabel.system.validate import at_least, between, one_of
-from halflabel.types import Batch
+from halflabel.types import Batch, Sweep, at_least_float32
 
 _QUERIES = 512  # images searched for together, when a whole set is searched
 
 
-@dataclass(frozen=True)
-class SimilarityOptions:
-    """Options of imcl, which explains them."""
+def impute(labels: Tensor, logits: Tensor) -> Tensor:
+    """y: 1 where known present, −0.5 where known absent, 1.5 p − 0.5 where unknown; (B, C), with the gradient of p.
 
-    lambda_y: float
-    lambda_f: float
-    k: int
-    k_a: int
-    image_similarity: str
-    label_similarity: str
-    graph: str
-    graph_rate: float
-    rescale: bool
-    updates: str
-    activation: str
-    side: str
-    side_weight: float
+    Eq. 3, then scaled from [−1, 1] to [−0.5, 1] (section 4.3). At least float32.
+    """
+    logits = at_least_float32(logits)
+    scores = torch.where(labels == 0, torch.sigmoid(logits), (labels > 0).to(logits.dtype))
+    return 1.5 * scores - 0.5
 
 
-class SimilarityMethod(Method):
-    """Cross-entropy plus λ_y ℓ_y + λ_f ℓ_f; a subclass computes ℓ_y and ℓ_f in `smoothness`.
+class ImageVectors(NamedTuple):
+    """Images that can be similar: their numbers in the training table, features and imputed labels."""
 
-    Finds similar images by joint matching pursuit, keeps the label graph A and the memory of images, and rescales λ_y
-    and λ_f by the measured ratio of cross-entropy to ℓ_y and ℓ_f.
+    number: Tensor  # (M,) int64, −1 for an empty slot
+    features: Tensor  # (M, D)
+    labels: Tensor  # (M, C)
+
+
+class SimilarityMemory(Ignore):
+    """A relabeler that uses known labels only, and stores features and imputed labels of training images.
+
+    It stores the last `size` images seen in training, each once, with the vectors they had then: 4·(C + D) + 8 bytes
+    per image. With `keep_start` it also stores all training images as they were after the logistic epochs: 4·(C + D)
+    bytes per image on the device, and as much for the sweep.
     """
 
+    late_buffers = ("features", "labels", "start_features", "start_labels")
+    number: Tensor  # (M,) int64, image numbers, −1 for an empty slot
+    next_slot: Tensor  # () int64, the slot of the next image
+    features: Tensor | None  # (M, D)
+    labels: Tensor | None  # (M, C)
+    start_features: Tensor | None  # (N, D)
+    start_labels: Tensor | None  # (N, C)
+
+    def __init__(self, size: int, logistic_share: float, *, keep_start: bool) -> None:
+        super().__init__()
+        self.size = size
+        self.logistic_share = logistic_share
+        self.keep_start = keep_start
+        self.logistic_epochs = 1 if keep_start else 0
+        self.table: Table | None = None
+        for name in self.late_buffers:
+            self.register_buffer(name, None)
+
+    def plan(self, epochs: int) -> None:
+        self.logistic_epochs = max(round(self.logistic_share * epochs), 1 if self.keep_start else 0)
+
+    def begins(self) -> Begins | None:
+        if self.logistic_share == 1:  # smoothness is switched off on purpose
+            return None
+        return Begins("smoothness", self.logistic_epochs + 1, "logistic_share")
+
+    def start(self, table: Table) -> None:
+        if self.table == table:
+            return
+        self.table = table
+        self.check_size(0)
+        slots = min(self.size, len(table))
+        self.register_buffer("number", torch.full((slots,), -1))
+        self.register_buffer("next_slot", torch.zeros((), dtype=torch.int64))
+        for name in self.late_buffers:
+            setattr(self, name, None)
+
+    def wants_sweep(self, epoch: int) -> bool:
+        return self.keep_start and epoch == self.logistic_epochs
+
+    def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
+        assert self.table is not None
+        self.check_size(sweep.features.shape[1])
+        device = self.number.device
+        self.start_features = torch.empty_like(sweep.features, device=device)
+        self.start_labels = torch.empty_like(sweep.logits, device=device)
+        for block, known in label_blocks(self.table):
+            logits = sweep.logits[block]
+            # Images that could not be read get zero vectors, which are similar to none.
+            self.start_features[block] = sweep.features[block].nan_to_num(0.0).to(device)
+            labels = impute(known, logits).masked_fill(logits.isnan().any(1, keepdim=True), 0)
+            self.start_labels[block] = labels.to(device)
+        return {}
+
+    def check_size(self, features: int) -> None:
+        """Raise if storing all training images with this many features each would take too much memory."""
+        if self.keep_start and self.table is not None:
+            _check_images(len(self.table), features + len(self.table.classes), "image_similarity fixed")
+
+    def remember(self, batch: ImageVectors) -> None:
+        """Store these images in the slots of the oldest ones; each image is stored once."""
+        slots = len(self.number)
+        if not slots:
+            return
+        batch = ImageVectors(*(part[-slots:].detach() for part in batch))
+        if self.features is None or self.labels is None:
+            channels, classes = batch.features.shape[1], batch.labels.shape[1]
+            _check_images(slots, channels + classes, f"dictionary {slots}")
+            self.features = batch.features.new_zeros(slots, channels)
+            self.labels = batch.labels.new_zeros(slots, classes)
+        self.number.masked_fill_(torch.isin(self.number, batch.number), -1)
+        slot = (self.next_slot + torch.arange(len(batch.number), device=self.next_slot.device)) % slots
+        self.number[slot] = batch.number
+        self.features[slot] = batch.features
+        self.labels[slot] = batch.labels
+        self.next_slot.copy_((self.next_slot + len(batch.number)) % slots)
+
+    def recent(self, batch: ImageVectors) -> ImageVectors | None:
+        """Return the stored images without those of the batch, whose vectors are newer; None if there are none yet."""
+        if self.features is None or self.labels is None:
+            return None
+        return ImageVectors(self.number.where(~torch.isin(self.number, batch.number), -1), self.features, self.labels)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *rest: Any) -> None:
+        # The number of features is known only from the first batch on, so the saved state decides the shapes.
+        for name in self.late_buffers:
+            saved = state_dict.get(prefix + name)
+            setattr(self, name, None if saved is None else torch.empty_like(saved, device=self.number.device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _check_images(images: int, width: int, option: str) -> None:
+    check_bytes(
+        4.0 * images * width,
+        f"{option} would store {{}} about {images} images",
+        "use a smaller ‹dictionary›, or ‹image_similarity=learned›, which stores nothing per training image",
+    )
+
+
+class Interactive(Method):
+    """Cross-entropy plus λ_y ℓ_y + λ_f ℓ_f, with the similarities c, c̄ held fixed (eq. 5 and 6).
+
+    Finds similar images by joint matching pursuit, keeps the label graph A and the memory of images, and rescales λ_y
+    and λ_f by the measured ratio of cross-entropy to ℓ_y and ℓ_f. `options` are those of `imcl`.
+    """
+
+    words = "labels inferred from similar images and related classes"
     relabel: SimilarityMemory
     graph: LabelGraph
     measured: Tensor  # (3,) sums of CE, ℓ_y and ℓ_f over batches; 0 before any is measured
     start_weights: Tensor  # (E,) weights of A before training
     groups: Tensor | None  # (N,) int64, −1 for none
 
-    def __init__(self, memory: SimilarityMemory, options: SimilarityOptions) -> None:
+    def __init__(self, memory: SimilarityMemory, options: SimpleNamespace) -> None:
         super().__init__(BCE(), memory)
         self.options = options
         self.weights = (options.lambda_y, options.lambda_f)
-        self.rate = 0.0  # learning rate of A
         self.table: Table | None = None
-
-    def activate(self, inferred: Tensor) -> Tensor:
-        """tanh, or its first-order approximation."""
-        return inferred if self.options.activation == "linear" else torch.tanh(inferred)
-
-    def smoothness(self, batch: ImageVectors, recent: ImageVectors | None) -> tuple[Tensor, Tensor]:
-        """Return Σ_i ℓ_y and Σ_i ℓ_f of the images of a batch; `recent` are the images in memory."""
-        raise TypeError(f"{type(self).__name__} does not define smoothness")
 
     def start(self, table: Table, model: Model | None = None) -> None:
         super().start(table, model)
@@ -74,7 +176,7 @@ class SimilarityMethod(Method):
             return
         classes = len(table.classes)
         edges = read_edges(self.options.graph, table, self.options.k_a).with_loops(classes).normalised()
-        groups = group_numbers(self.options.side, table) if self.options.side else None
+        groups = _group_numbers(self.options.side, table) if self.options.side else None
         self.table = table
         self.graph = LabelGraph(edges, classes, learned=self.options.label_similarity == "learned")
         self.register_buffer("start_weights", self.graph.weights.detach().clone(), persistent=False)
@@ -83,15 +185,13 @@ class SimilarityMethod(Method):
         self.group_count = 0 if groups is None else int(groups.max()) + 1
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        self.rate = self.options.graph_rate * lr
         learned = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": learned, "base_lr": self.options.graph_rate * lr, "weight_decay": 0.0}]
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         output = model(batch.views[0])
         self.relabel.check_size(output.features.shape[1])
-        targets = self.relabel(batch, output.logits.detach(), epoch)
-        loss = self.reduce(self.loss(output.logits, targets), targets)
+        loss = self.label_loss(output.logits, batch, epoch)
         # Ordered by image number: of equal neighbours the same one is chosen, however the batch is shuffled.
         order = batch.index.argsort()
         labels = impute(batch.labels[order], output.logits[order])
@@ -101,7 +201,7 @@ class SimilarityMethod(Method):
             learns = smooth and torch.is_grad_enabled()
             with torch.autocast(output.logits.device.type, enabled=False), torch.set_grad_enabled(learns):
                 self.graph.clip()
-                sums = self.smoothness(images, self._recent(images))
+                sums = self.smoothness(images, self.relabel.recent(images))
                 l_y, l_f = (total / max(output.logits.numel(), 1) for total in sums)
             if measures:
                 # A batch without any known label has no cross-entropy to compare with.
@@ -114,6 +214,16 @@ class SimilarityMethod(Method):
             self.relabel.remember(images)
         return loss
 
+    def smoothness(self, batch: ImageVectors, recent: ImageVectors | None) -> tuple[Tensor, Tensor]:
+        """Return Σ_i ℓ_y and Σ_i ℓ_f of the images of a batch; `recent` are the images in memory."""
+        similar = self.find_similar(batch, recent)
+        c, c_bar = similar.weights
+        mixed_y = mix(similar.index, c, batch.labels, recent.labels if recent else None)
+        mixed_f = mix(similar.index, c_bar, batch.features, recent.features if recent else None)
+        has_similar = (similar.index >= 0).any(1, keepdim=True)
+        l_y = ((batch.labels - torch.tanh(self.graph(mixed_y))) * has_similar).square().sum()
+        return l_y, ((batch.features - mixed_f) * has_similar).square().sum()
+
     @torch.no_grad()
     def find_similar(self, batch: ImageVectors, recent: ImageVectors | None) -> Similar:
         """Find the similar images of each image of the batch: rows of the batch, then rows of `recent`."""
@@ -123,7 +233,10 @@ class SimilarityMethod(Method):
         numbers = items.number.clamp(min=0)
         weights: Tensor = self.graph.weights
         if self.options.image_similarity == "fixed":
-            features, labels = self.relabel.at_start(numbers, batch)
+            memory = self.relabel
+            assert memory.start_features is not None
+            assert memory.start_labels is not None
+            features, labels = (part[numbers].to(items.labels) for part in (memory.start_features, memory.start_labels))
             items, weights = ImageVectors(items.number, features, labels), self.start_weights
         side = self._side(None if self.groups is None else self.groups[numbers], items.labels.dtype)
         return self._match(items, self.graph(items.labels, weights), slice(len(batch.number)), side)
@@ -174,19 +287,13 @@ class SimilarityMethod(Method):
             return False
         return any(self.weights) and len(self.graph.cols) > 0
 
-    def _recent(self, batch: ImageVectors) -> ImageVectors | None:
-        """Return the images in memory without those of the batch, whose vectors are newer."""
-        recent = self.relabel.recent()
-        if recent is None:
-            return None
-        return recent._replace(number=recent.number.where(~torch.isin(recent.number, batch.number), -1))
-
     def _side(self, groups: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """One-hot vectors of the groups, of magnitude `side_weight`, 0 for images without one: (M,) -> (M, G)."""
         if groups is None:
             return None
         numbers = torch.arange(self.group_count, device=groups.device)
-        return self.options.side_weight * (groups[:, None] == numbers).to(dtype)
+        one_hot: Tensor = self.options.side_weight * (groups[:, None] == numbers).to(dtype)
+        return one_hot
 
     def _lambdas(self, unmeasured: float = 0.0) -> tuple[float | Tensor, float | Tensor]:
         """Return λ_y and λ_f times CE/ℓ; times `unmeasured` where that ratio is not known yet."""
@@ -200,7 +307,7 @@ class SimilarityMethod(Method):
         """Whether CE, ℓ_y and ℓ_f are measured in this epoch: the last logistic one if possible, else the next."""
         last = self.relabel.logistic_epochs
         before = last > 0 and self.options.image_similarity != "fixed"
-        return self.options.rescale and self.training and epoch == (last if before else last + 1)
+        return bool(self.options.rescale and self.training and epoch == (last if before else last + 1))
 
 
 def mix(index: Tensor, weights: Tensor, batch: Tensor, recent: Tensor | None) -> Tensor:
@@ -215,31 +322,11 @@ def mix(index: Tensor, weights: Tensor, batch: Tensor, recent: Tensor | None) ->
     return total
 
 
-class Interactive(SimilarityMethod):
-    """ℓ_y and ℓ_f with the similarities c, c̄ held fixed (eq. 5 and 6)."""
-
-    words = "labels inferred from similar images and related classes"
-
-    def smoothness(self, batch: ImageVectors, recent: ImageVectors | None) -> tuple[Tensor, Tensor]:
-        y, f = batch.labels, batch.features
-        similar = self.find_similar(batch, recent)  # algorithm 2
-        c, c_bar = similar.weights
-        mixed_y = mix(similar.index, c, y, recent.labels if recent else None)
-        mixed_f = mix(similar.index, c_bar, f, recent.features if recent else None)
-        has_similar = (similar.index >= 0).any(1, keepdim=True)
-        if self.options.updates == "turns":
-            self._step_graph((y * has_similar).detach(), (mixed_y * has_similar).detach())
-        weights = self.graph.weights.detach() if self.options.updates == "turns" else None
-        l_y = ((y - self.activate(self.graph(mixed_y, weights))) * has_similar).square().sum()
-        return l_y, ((f - mixed_f) * has_similar).square().sum()
-
-    def _step_graph(self, y: Tensor, mixed: Tensor) -> None:
-        """One gradient step of A on λ_y ℓ_y with tanh(x) ≈ x, the network fixed; then the network follows."""
-        if not (self.training and torch.is_grad_enabled() and self.options.label_similarity == "learned"):
-            return
-        weights = self.graph.weights.detach().requires_grad_()
-        loss = self._lambdas()[0] * (y - self.graph(mixed, weights)).square().sum() / max(y.numel(), 1)
-        self.graph.weights.data.sub_(self.rate * torch.autograd.grad(loss, weights)[0]).clamp_(min=0)
+def _group_numbers(side: str, table: Table) -> NDArray[np.int64]:
+    """Return the number of the group of each image, (N,), −1 for none; `side` states groups as `--group` does."""
+    groups = image_groups(side, table.images, option="side") or []
+    number = {group: place for place, group in enumerate(sorted(filter(None, set(groups))))}
+    return np.array([number.get(group or "", -1) for group in groups], np.int64)
 
 
 _OF_SIMILARITY = (
@@ -251,7 +338,6 @@ _OF_SIMILARITY = (
     "graph",
     "dictionary",
     "rescale",
-    "activation",
     "side",
 )
 
@@ -264,7 +350,6 @@ _OF_SIMILARITY = (
     | {
         "k_a": {"graph": Not("identity"), "logistic_share": Not(1)},
         "graph_rate": {"label_similarity": ("learned",), "logistic_share": Not(1)},
-        "updates": {"label_similarity": ("learned",), "logistic_share": Not(1)},
         "side_weight": {"side": Not(""), "logistic_share": Not(1)},
     },
 )
@@ -280,8 +365,6 @@ def imcl(
     logistic_share: float = 0.5,
     dictionary: int = 0,
     rescale: bool = True,
-    updates: str = "together",
-    activation: str = "tanh",
     side: str = "",
     side_weight: float = 1.0,
 ) -> Method:
@@ -299,7 +382,7 @@ def imcl(
     matching pursuit with the present network and tanh(x) ≈ x (algorithm 2). With c, c̄ fixed, the gradient reaches the
     network through y and f of the image and of its similar images in the batch. A ≥ 0, sparse, is learned by the
     gradient of λ_y ℓ_y in the same step and clipped at 0. With frozen features ℓ_f has no gradient but still affects
-    which images are similar. λ_y = λ_f = 0 gives `bce`, the paper's "Logistic", from which training starts.
+    which images are similar. λ_y = λ_f = 0 gives `bce`.
 
     lambda_y (λ_y), lambda_f (λ_f): 1 and 0.5 for Open Images, 2 and 0.5 for CUB, 0.5 and 0.5 for COCO. k: similar
     images (5; COCO 3). k_a: other labels that each label is connected to.
@@ -319,8 +402,6 @@ def imcl(
     scale of the features and the number of labels; the means are taken over the last logistic epoch, or the first epoch
     after it where there is none or images are fixed; before that ℓ_y and ℓ_f are left out.
 
-    updates: together = A and the network take their steps at once; turns = first A, by plain gradient descent with
-    tanh(x) ≈ x, then the network with A fixed, as in the paper. activation: tanh, or linear = tanh(x) ≈ x in ℓ_y too.
     side: groups of images (the species of a bird, say), stated as those of --group; a one-hot vector of the group, of
     magnitude side_weight, is appended to y in the search for similar images.
 
@@ -329,9 +410,7 @@ def imcl(
     begin_from=RUN logistic_share=0, where RUN was trained with `bce` or `logistic`. Batches of 32, and of 1 for COCO,
     which needs a `dictionary`.
 
-    End to end without rescale the features collapse to one point, as ℓ_f outweighs cross-entropy.
-
-    Differs from the paper: λ_y and λ_f are rescaled by default; in batches A and the network step together by default.
+    Differs from the paper: λ_y and λ_f are rescaled by default; A and the network step together instead of in turns.
     Not in the paper: A ≥ 0 and its start; an image without similar ones has no ℓ_y and ℓ_f; for the details of
     algorithm 2 see `parts/matching_pursuit.py`. Differs from the released code: it has another activation and no outer
     tanh, applies A before known labels replace predictions, does not clip c, divides cross-entropy by the known entries
@@ -339,12 +418,10 @@ def imcl(
     """
     values = {name: value for name, value in locals().items() if name not in ("logistic_share", "dictionary")}
     one_of(("fixed", "learned"), image_similarity=image_similarity, label_similarity=label_similarity)
-    one_of(("together", "turns"), updates=updates)
-    one_of(("tanh", "linear"), activation=activation)
     between(1, MOST_ITEMS, k=k)
     at_least(0, lambda_y=lambda_y, lambda_f=lambda_f, k_a=k_a, graph_rate=graph_rate, dictionary=dictionary)
     at_least(0, side_weight=side_weight)
     between(0, 1, logistic_share=logistic_share)
 
     memory = SimilarityMemory(dictionary, logistic_share, keep_start=image_similarity == "fixed")
-    return Interactive(memory, SimilarityOptions(**values))
+    return Interactive(memory, SimpleNamespace(**values))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from halflabel.features.heads import pool
 from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.cnn_rnn import RecurrentHead
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.methods.parts.recurrent_head import RecurrentHead
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
 

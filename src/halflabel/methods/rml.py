@@ -110,14 +110,11 @@ def _nearest_labelled(
     """Return the nearest labelled image of each query other than itself: image numbers and distances, (Q,) each."""
     position = np.full(len(features), -1)
     position[labelled] = np.arange(len(labelled))
-    images, skip = torch.from_numpy(queries), torch.from_numpy(position[queries])
     numbers = torch.from_numpy(labelled)
     references = features[numbers].to(device)
-    neighbours = [
-        nearest(features[block], references, skipped)
-        for block, skipped in zip(torch.split(images, _BLOCK_IMAGES), torch.split(skip, _BLOCK_IMAGES), strict=True)
-    ]
-    distance, index = (torch.cat(blocks) for blocks in zip(*neighbours, strict=True))
+    blocks = (torch.split(part, _BLOCK_IMAGES) for part in map(torch.from_numpy, (queries, position[queries])))
+    neighbours = [nearest(features[block], references, skipped) for block, skipped in zip(*blocks, strict=True)]
+    distance, index = (torch.cat(parts) for parts in zip(*neighbours, strict=True))
     return numbers[index], distance
 
 
@@ -125,36 +122,22 @@ def nearest(queries: Tensor, references: Tensor, skip: Tensor, budget: int = 256
     """Return the Euclidean distance of each query to its nearest reference, and which it is; ties: the lower number.
 
     queries (Q, D), references (R, D), finite -> distances (Q,) float32 and reference numbers (Q,) int64. `skip` (Q,)
-    int64 is a reference that the query must not get (itself, say), −1 for none. The search runs on the references'
-    device, in about `budget` bytes; the result is on the queries' device.
-
-    ‖r‖² − 2 q·r in float32 has a bounded rounding error, so every reference that can be the nearest is known; only the
-    distances to these are computed directly, in float64.
+    int64 is a reference that the query must not get (itself, say), −1 for none. The search runs in float64 on the
+    references' device, in about `budget` bytes; the result is on the queries' device.
     """
-    references = references.float()
-    center = references.mean(0)  # the rounding error grows with the norms, so the origin is moved to the center
-    centered = references - center
-    square = centered.square().sum(1)
-    channels = references.shape[1]
-    size = max(1, budget // (6 * len(references) + 16 * channels))
+    center = references.double().mean(0)  # the rounding error grows with the norms, so the origin is moved there
+    points = references.double() - center
+    square, channels = points.square().sum(1), points.shape[1]
     distances, indices = [queries.new_zeros(0, dtype=torch.float32)], [queries.new_zeros(0, dtype=torch.int64)]
-    for first in range(0, len(queries), size):
-        block = queries[first : first + size].to(references)
-        estimate = torch.addmm(square, block - center, centered.T, alpha=-2)
-        skipped = skip[first : first + size].to(references.device)
+    size = max(1, budget // (32 * len(points) + 16 * channels))
+    for block, skipped in zip(torch.split(queries, size), torch.split(skip.to(points.device), size), strict=True):
+        images = block.to(points) - center
+        estimate = torch.addmm(square, images, points.T, alpha=-2)  # ‖q − r‖² − ‖q‖²
         row = (skipped >= 0).nonzero().squeeze(1)
         estimate[row, skipped[row]] = torch.inf
-        # D + 4 roundings of at most (‖q‖ + ‖r‖)² each; twice, for the lowest estimate and for the candidate's own.
-        error = (channels + 4) * 2.0**-24 * ((block - center).norm(dim=1) + square.max().sqrt()).square()
-        row, candidate = (estimate <= (estimate.amin(1) + 2 * error)[:, None]).nonzero(as_tuple=True)
-        step = max(1, budget // (32 * channels + 1))
-        pairs = zip(torch.split(row, step), torch.split(candidate, step), strict=True)
-        exact = torch.cat([(block[q].double() - references[r].double()).square().sum(1) for q, r in pairs])
-        lowest = exact.new_full((len(block),), torch.inf).scatter_reduce(0, row, exact, "amin")
-        is_nearest = exact == lowest[row]
-        index = torch.full_like(lowest, len(references), dtype=torch.int64)
-        index = index.scatter_reduce(0, row[is_nearest], candidate[is_nearest], "amin")
-        distances.append(lowest.sqrt().float().to(queries.device))
+        rounding = 1e-15 * channels * (images.square().sum(1, keepdim=True) + square)
+        index = (estimate <= estimate.amin(1, keepdim=True) + rounding).to(torch.uint8).argmax(1)
+        distances.append((images - points[index]).norm(dim=1).float().to(queries.device))
         indices.append(index.to(queries.device))
     return torch.cat(distances), torch.cat(indices)
 

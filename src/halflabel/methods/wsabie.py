@@ -4,10 +4,54 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
+from torch import Tensor, nn
+
+from halflabel.features.heads import Head, pool
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.embedding_heads import Bilinear
 from halflabel.methods.parts.ranking import Ranking, UnknownAs, ranking_method
 from halflabel.system.validate import MAX_SIZE, at_least, between
+from halflabel.types import Output
+
+
+def clip_norm(vectors: Tensor, max_norm: float, dim: int) -> Tensor:
+    """Scale vectors along `dim` that are longer than `max_norm` to that length; 0 = no bound."""
+    if not max_norm:
+        return vectors
+    norm: Tensor = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
+    return vectors * (max_norm / norm.clamp(min=max_norm))
+
+
+class Bilinear(Head):
+    """x_c = w_c · V f: (B, D) or (B, D, h, w) -> logits (B, C).
+
+    Vectors longer than `norm` (0 = no bound) are scaled to it in the forward pass, with gradient.
+    """
+
+    def __init__(self, channels: int, classes: int, dimensions: int = 100, norm: float = 0.0) -> None:
+        super().__init__()
+        self.norm = norm
+        self.images = nn.Parameter(torch.randn(dimensions, channels) / channels**0.5)
+        self.labels = nn.Parameter(torch.randn(classes, dimensions) / dimensions**0.5)
+
+    def forward(self, features: Tensor) -> Output:
+        pooled = pool(features)
+        return Output(pooled @ clip_norm(self.images, self.norm, 0).T @ clip_norm(self.labels, self.norm, 1).T, pooled)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        weight = clip_norm(self.labels, self.norm, 1) @ clip_norm(self.images, self.norm, 0)
+        return torch.einsum("cd,bdhw->bchw", weight, maps)
+
+    @torch.no_grad()
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """Start from the matrix of this head's rank that is nearest to W, by its singular values; b has no place."""
+        left, singular, right = torch.linalg.svd(weight.double(), full_matrices=False)
+        rank = min(len(self.images), len(singular))
+        root = singular[:rank].sqrt()
+        # Dimensions beyond the rank keep their image side: with both sides 0, neither would learn.
+        self.labels.zero_()
+        self.labels[:, :rank] = (left[:, :rank] * root).to(self.labels)
+        self.images[:rank] = (root[:, None] * right[:rank]).to(self.images)
 
 
 @method(

@@ -29,13 +29,13 @@ from halflabel.features.similar_images import SimilarImages
 from halflabel.images.views import Plain
 from halflabel.methods.base import recipe
 from halflabel.methods.boostlu import BoostedMaps
+from halflabel.methods.cnn_rnn import RecurrentHead
 from halflabel.methods.latent_noise import LatentNoiseHead
-from halflabel.methods.parts.embedding_heads import Bilinear
-from halflabel.methods.parts.recurrent_head import RecurrentHead
 from halflabel.methods.parts.semantic import GraphClassifier, LabelAwareHead, SemanticHead
 from halflabel.methods.plcl import GnnHead
 from halflabel.methods.rlsd import Regional
 from halflabel.methods.srcr import SaliencyHead
+from halflabel.methods.wsabie import Bilinear
 from halflabel.runs.export import onnx as onnx_export
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import (

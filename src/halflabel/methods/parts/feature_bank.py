@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from halflabel.errors import UserError
+from halflabel.methods.parts.relabel import check_bytes
 from halflabel.types import at_least_float32
 
 SMALLEST_NORM = 1e-6  # shorter vectors have no direction
-_LARGEST = 2 * 10**9  # most bytes learned or stored about classes
 _ROUNDS = 20
 
 
@@ -31,7 +30,7 @@ class FeatureBank(nn.Module):
         self.size = size
 
     def start(self, classes: int, width: int) -> None:
-        check_bytes(classes * self.size * width, f"a bank of {self.size} features for each of {classes} classes")
+        check_numbers(classes * self.size * width, f"a bank of {self.size} features for each of {classes} classes")
         self.register_buffer("features", torch.zeros(classes, self.size, width))
         self.register_buffer("kind", torch.zeros(classes, self.size, dtype=torch.int8))
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.int64))
@@ -154,10 +153,10 @@ class Prototypes(nn.Module):
         return _mean_cosine(features, _units(self.centres).sum(1), self.count * self.exists)
 
 
-def check_bytes(numbers: int, name: str) -> None:
+def check_numbers(numbers: int, name: str) -> None:
     """Raise if this many float32 numbers take more than 2·10⁹ bytes; `name` states what they are."""
-    if 4 * numbers > _LARGEST:
-        raise UserError(
-            f"{name} would take {4 * numbers / 1e9:.1f} GB",
-            "use a smaller width or rank, or ssgrl, which needs neither; or train on fewer classes",
-        )
+    check_bytes(
+        4.0 * numbers,
+        f"{name} would take {{}}",
+        "use a smaller width or rank, or ssgrl, which needs neither; or train on fewer classes",
+    )

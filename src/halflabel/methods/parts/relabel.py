@@ -187,6 +187,12 @@ class FewAbsent(Relabeler):
         return Targets((batch.labels > 0).to(dtype), self.absent_weight * (batch.labels < 0).to(dtype))
 
 
+def check_bytes(needed: float, message: str, fix: str) -> None:
+    """Raise if so many bytes are more than a method may store; `message` has a place for their number."""
+    if needed > LARGEST:
+        raise UserError(message.format(f"{needed / 1e9:.1f} GB"), fix)
+
+
 def check_size(table: Table, bytes_per_entry: float, method: str, *, sweeps: int = 0, stored: float = 0.0) -> None:
     """Raise if a method would store more than 2·10⁹ bytes in memory, or if the temporary folder is too small.
 
@@ -194,12 +200,11 @@ def check_size(table: Table, bytes_per_entry: float, method: str, *, sweeps: int
     stores of `stored` bytes per entry; tables below 256 MB are in memory instead. Each process has its own tables.
     """
     images, classes = table.shape
-    needed = images * classes * bytes_per_entry
-    if needed > LARGEST:
-        raise UserError(
-            f"{method} would store {needed / 1e9:.1f} GB about {images} images × {classes} classes",
-            "use a method that stores nothing per image, such as em or wan; or train on fewer images or classes",
-        )
+    check_bytes(
+        images * classes * bytes_per_entry,
+        f"{method} would store {{}} about {images} images × {classes} classes",
+        "use a method that stores nothing per image, such as em or wan; or train on fewer images or classes",
+    )
     tables = [stored * images * classes] + [4.0 * images * classes] * sweeps
     room = distributed.local_world_size() * sum(size for size in tables if memory.is_large(size))
     if room:  # all processes check before any of them allocates

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize, softplus
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
-from halflabel.methods.parts.feature_bank import SMALLEST_NORM, FeatureBank, Prototypes, check_bytes
+from halflabel.methods.parts.feature_bank import SMALLEST_NORM, FeatureBank, Prototypes, check_numbers
 from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Begins, Ignore
 from halflabel.methods.parts.semantic import SemanticMethod, label_features, semantic_parts
@@ -202,7 +202,7 @@ class Cooccurrence(nn.Module):
 
     def start(self, classes: int) -> None:
         pairs = classes * (classes - 1) // 2
-        check_bytes(pairs * self.rank, f"a co-occurrence network of {classes} classes")
+        check_numbers(pairs * self.rank, f"a co-occurrence network of {classes} classes")
         bound = self.rank**-0.5
         random = torch.rand(pairs, self.rank, generator=torch.Generator().manual_seed(0))
         self.weight = nn.Parameter((2 * random - 1) * bound)
