@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, NonNegative, Share, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative, LabelSmoothing
 from halflabel.methods.parts.terms import Entropy
-from halflabel.system.validate import at_least, between
 
 
 @method(serves=REGIMES, paper="common baseline; Zhou 2022 (EM+APL), row AN")
@@ -27,7 +26,7 @@ def an() -> Method:
     paper="common baseline; Zhou 2022 (EM+APL), row LS; Cole 2021 (ROLE), row AN-LS",
     tune={"smoothing": (0.05, 0.1, 0.2)},
 )
-def an_ls(smoothing: float = 0.1) -> Method:
+def an_ls(smoothing: Share = 0.1) -> Method:
     """Unknown taken as absent, with label smoothing of present and absent labels: no label is fully trusted.
 
     Use it where `an` pushes scores too low: missing positives and wrong labels then cost less. Known labels are
@@ -37,14 +36,13 @@ def an_ls(smoothing: float = 0.1) -> Method:
 
     Options: smoothing (ε), 0.1 in full as in the released code, not half of it.
     """
-    between(0, 1, smoothing=smoothing)
     method = Method(BCE(), LabelSmoothing(smoothing, known=True))
     method.changes_known = True
     return method
 
 
 @method(lr=3e-4, serves=REGIMES, paper="Zhou 2022 (EM+APL), row N-LS", tune={"smoothing": (0.05, 0.1, 0.2)})
-def n_ls(smoothing: float = 0.1) -> Method:
+def n_ls(smoothing: Share = 0.1) -> Method:
     """Unknown taken as absent, with label smoothing of the assumed negatives only; known labels are fully trusted.
 
     Use it in place of `an-ls` if the known labels are right. With all labels known it equals `bce`.
@@ -53,12 +51,11 @@ def n_ls(smoothing: float = 0.1) -> Method:
 
     Options: smoothing (ε).
     """
-    between(0, 1, smoothing=smoothing)
     return Method(BCE(), LabelSmoothing(smoothing, known=False))
 
 
 @method(serves=REGIMES, paper="Zhou 2022 (EM+APL), row DW; Cole 2021 (ROLE), row WAN")
-def wan(weight: float = 0.0) -> Method:
+def wan(weight: NonNegative = 0.0) -> Method:
     """Unknown taken as absent with weight 1/(C − 1), so that one known positive weighs as much as all of them.
 
     Simple and fast, for images with one or few known positives. Scores grow with the number of classes and are no
@@ -71,12 +68,11 @@ def wan(weight: float = 0.0) -> Method:
 
     Differs from the released code: known negatives have weight 1 here; it has none and would give them 1/(C − 1).
     """
-    at_least(0, weight=weight)
     return Method(BCE(), AssumeNegative(weight))
 
 
 @method(serves=REGIMES, paper="Zhou 2022 (EM+APL), row EntMin", tune={"alpha": (0.05, 0.1, 0.2, 0.5)})
-def entmin(alpha: float = 0.2) -> Method:
+def entmin(alpha: NonNegative = 0.2) -> Method:
     """Binary cross-entropy on known labels, and minimum entropy on unknown entries, which makes them confident.
 
     With known negatives it is a classic of semi-supervised learning. With positives only it collapses, because nothing
@@ -86,5 +82,4 @@ def entmin(alpha: float = 0.2) -> Method:
 
     Options: alpha (α), which the paper does not give; the default is that of `em`.
     """
-    at_least(0, alpha=alpha)
     return Method(BCE(), terms=[Entropy(alpha)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, BelowOne, Method, NonNegative, method
 from halflabel.methods.parts.losses import ASL, over_images, total
 from halflabel.methods.parts.relabel import AssumeNegative, Ignore
-from halflabel.system.validate import at_least, below_one, one_of
+from halflabel.system.validate import one_of
 
 
 @method(
@@ -18,9 +18,9 @@ from halflabel.system.validate import at_least, below_one, one_of
     only_in={"reduction": ("batches", "network")},
 )
 def asl(
-    gamma_neg: float = 4.0,
-    gamma_pos: float = 0.0,
-    margin: float = 0.05,
+    gamma_neg: NonNegative = 4.0,
+    gamma_pos: NonNegative = 0.0,
+    margin: BelowOne = 0.05,
     unknown: str = "negative",
     detach: bool = False,
     reduction: str = "images",
@@ -40,8 +40,6 @@ def asl(
     size; it floors the log at 1e-8, this computes from logits; its plain class detaches the focusing weights,
     its optimized one does not.
     """
-    at_least(0, gamma_neg=gamma_neg, gamma_pos=gamma_pos)
-    below_one(margin=margin)
     loss = ASL(gamma_neg, gamma_pos, margin, detach)
     reductions = {"images": over_images, "sum": total}
     relabelers = {"negative": AssumeNegative, "ignore": KnownOnly}

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Annotated, Any, TypeVar
 
@@ -24,30 +24,28 @@ from halflabel.methods.parts.losses import Loss, Reduce, over_entries
 from halflabel.methods.parts.relabel import Begins, Ignore, Relabeler
 from halflabel.methods.parts.terms import Term
 from halflabel.system.plugin_sources import remember
+from halflabel.system.validate import MAX_SIZE, above, at_least, below_one, between, one_of
 from halflabel.types import Batch
 
 M = TypeVar("M", bound=nn.Module)
 
-# Types of options that count epochs of training, or rounds of L-BFGS: something begins after so many (0 and negative
-# values have a meaning of their own), or with this one, counted from 1; or lasts or repeats after so many; or changes
-# by this amount with each; or a list such as "10,15".
-AfterEpoch = Annotated[int, "after"]
-FromEpoch = Annotated[int, "from"]
-Duration = Annotated[int, "duration"]
-PerEpoch = Annotated[float, "per"]
+# Types of options. Those that count epochs of training, or rounds of L-BFGS: something begins after so many (0 has a
+# meaning of its own), or with this one, counted from 1; or lasts or repeats after so many; or changes by this amount
+# with each; or a list such as "10,15".
+AfterEpoch = Annotated[int, "after", partial(at_least, 0)]
+FromEpoch = Annotated[int, "from", partial(at_least, 1)]
+Duration = Annotated[int, "duration", partial(at_least, 0)]
+PerEpoch = Annotated[float, "per", partial(at_least, 0)]
 EpochList = Annotated[str, "list"]
-_COUNTS: dict[Any, str] = {  # by name too: annotations are text in modules that postpone them
-    AfterEpoch: "after",
-    FromEpoch: "from",
-    Duration: "duration",
-    PerEpoch: "per",
-    EpochList: "list",
-    "AfterEpoch": "after",
-    "FromEpoch": "from",
-    "Duration": "duration",
-    "PerEpoch": "per",
-    "EpochList": "list",
-}
+NonNegative = Annotated[float, partial(at_least, 0)]
+Positive = Annotated[float, partial(above, 0)]
+OneOrMore = Annotated[float, partial(at_least, 1)]
+Share = Annotated[float, partial(between, 0, 1)]
+BelowOne = Annotated[float, below_one]  # from 0
+Count = Annotated[int, partial(at_least, 0)]
+PositiveCount = Annotated[int, partial(at_least, 1)]
+Size = Annotated[int, partial(between, 1, MAX_SIZE)]
+SizeOrZero = Annotated[int, partial(between, 0, MAX_SIZE)]
 WAYS = {  # of training, with words for messages
     "linear": "in a linear fit",
     "batches": "in batches on a frozen backbone (‹fit=batches›)",
@@ -225,7 +223,8 @@ class Recipe:
 
     def counting_epochs(self) -> dict[str, str]:
         """Return the options that count epochs of training or rounds of L-BFGS, each with how it counts."""
-        return {name: _COUNTS[each.annotation] for name, each in self.options.items() if each.annotation in _COUNTS}
+        facts = {name: getattr(each.annotation, "__metadata__", (None,)) for name, each in self.options.items()}
+        return {name: each[0] for name, each in facts.items() if isinstance(each[0], str)}
 
     @property
     def page(self) -> str:
@@ -250,6 +249,7 @@ class Recipe:
                 raise UserError(f"{self.name} has no option {name!r}", self._hint())
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"the option {name} of {self.name} cannot be {value:g}", "give a finite number")
+            _check_bounds(name, value, self.options[name].annotation)
         values = {name: option.default for name, option in self.options.items()} | options
         for name in self.needs:
             if values[name] != self.options[name].default and (blocking := self.blocking(name, values)):
@@ -298,7 +298,8 @@ class Recipe:
         if name not in self.options:
             raise UserError(f"{self.name} has no option {name!r}", self._hint())
         option = self.options[name]
-        kind = float if option.annotation in (float, "float") else type(option.default)  # also `x: float = 1`
+        annotated = getattr(option.annotation, "__origin__", option.annotation)
+        kind = float if annotated in (float, "float") else type(option.default)  # also `x: float = 1`
         try:
             if kind is bool:
                 return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
@@ -311,6 +312,24 @@ class Recipe:
 
     def _hint(self) -> str:
         return f"its options: {', '.join(self.options) or 'none'}"
+
+
+def _check_bounds(name: str, value: Any, annotation: Any) -> None:
+    """Raise if a value is outside the bounds that the type of its option states."""
+    if typing.get_origin(annotation) is typing.Literal:
+        one_of(typing.get_args(annotation), **{name: value})
+    for check in filter(callable, getattr(annotation, "__metadata__", ())):
+        check(**{name: value})
+
+
+def _resolved(build: Callable[..., Method]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function with their types, which are text in modules that postpone annotations."""
+    parameters = inspect.signature(build).parameters
+    try:
+        types = typing.get_type_hints(build, include_extras=True)
+    except NameError:  # names that exist only for type checkers
+        types = {}
+    return {name: each.replace(annotation=types.get(name, each.annotation)) for name, each in parameters.items()}
 
 
 _REASONS = {
@@ -370,7 +389,7 @@ def method(
         method_name = name or alias
         if not _is_redefinition(method_name, build) and (taken := {method_name, alias} & {*_REGISTRY, *_ALIASES}):
             raise ValueError(f"two methods are called {min(taken)!r}")
-        options = dict(inspect.signature(build).parameters)
+        options = _resolved(build)
         if options_of is not None:
             options = {name: option for name, option in options.items() if option.kind is not option.VAR_KEYWORD}
             options |= recipe(options_of).options

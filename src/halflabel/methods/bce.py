@@ -1,12 +1,11 @@
 """Binary cross-entropy on known labels, in the three normalisations of the literature."""
 
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import Method, Share, method
 from halflabel.methods.parts.losses import BCE, over_entries, over_images, over_known
-from halflabel.system.validate import between
 
 
 @method(serves=("full", "partial"), paper="common baseline; the oracle when all labels are known")
-def bce(smoothing: float = 0.0) -> Method:
+def bce(smoothing: Share = 0.0) -> Method:
     """Binary cross-entropy on the known entries; unknown ones are ignored.
 
     The baseline for partly known ± labels and, with all labels known, the oracle that every other method is compared
@@ -18,7 +17,6 @@ def bce(smoothing: float = 0.0) -> Method:
     Options: smoothing (ε): a label counts 1 − ε and its opposite ε, as in `an-ls`, which takes unknown as absent. It
     helps where classes are rare or labels wrong.
     """
-    between(0, 1, smoothing=smoothing)
     return Method(BCE(smoothing), reduce=over_entries)
 
 

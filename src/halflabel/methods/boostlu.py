@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.features.heads import Head, load_class_maps, pool
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, OneOrMore, method
 from halflabel.methods.large_loss import LargeLoss
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative, Relabeler
-from halflabel.system.validate import at_least, between, one_of
+from halflabel.system.validate import between, one_of
 from halflabel.types import Output
 
 _SCHEMES = {"ll-r": ("reject", 0.5), "ll-ct": ("correct", 0.2), "ll-cp": ("keep", 0.1)}  # with Δ in percent
@@ -52,7 +52,7 @@ class BoostedMaps(Head):
     paper="Kim 2023 (Bridging the Gap between Model Explanations), BoostLU",
     tune={"alpha": (2.0, 5.0, 10.0)},
 )
-def boostlu(alpha: float = 5.0, scheme: str = "ll-r", delta: float = 0.0, while_training: bool = True) -> Method:
+def boostlu(alpha: OneOrMore = 5.0, scheme: str = "ll-r", delta: float = 0.0, while_training: bool = True) -> Method:
     """Positive values of a class map are multiplied by α before they are averaged to the score.
 
     A model trained with missing positives highlights the right places, but too weakly; the boost corrects that, and
@@ -70,6 +70,5 @@ def boostlu(alpha: float = 5.0, scheme: str = "ll-r", delta: float = 0.0, while_
     if scheme != "an":
         kind, default_delta = _SCHEMES[scheme]
         relabel = LargeLoss(kind, delta or default_delta)
-    at_least(1, alpha=alpha)
     between(0, 100, delta=delta)
     return Method(BCE(), relabel, head=partial(BoostedMaps, alpha=alpha, while_training=while_training))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 
 from halflabel.features.heads import Head, HeadMaker, Model, find_head, pool
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, BelowOne, Method, Size, method
 from halflabel.methods.parts.losses import BCE
-from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.system.validate import MAX_SIZE, below_one, between, one_of
+from halflabel.methods.parts.ranking import Unknown, UnknownAs
 from halflabel.types import Batch, Output, at_least_float32
 
 _MIN_LOG_PROBABILITY = math.log(1e-6)  # the search of an image stops when its paths are together less likely
@@ -28,14 +28,14 @@ _MIN_LOG_PROBABILITY = math.log(1e-6)  # the search of an image stops when its p
     needs={"beam": {"score": ("sum",)}},
 )
 def cnn_rnn(
-    order: str = "frequent",
-    unknown: str = "auto",
-    dimensions: int = 64,
-    hidden: int = 128,
-    dropout: float = 0.0,
-    beam: int = 5,
-    length: int = 10,
-    score: str = "sum",
+    order: Literal["frequent", "rare", "learned"] = "frequent",
+    unknown: Unknown = "auto",
+    dimensions: Size = 64,
+    hidden: Size = 128,
+    dropout: BelowOne = 0.0,
+    beam: Size = 5,
+    length: Size = 10,
+    score: Literal["sum", "max"] = "sum",
 ) -> Method:
     """Predicts the labels of an image one after another, each depending on those before it.
 
@@ -61,10 +61,6 @@ def cnn_rnn(
 
     Differs from the paper: there all labels are known, so every label but the next one competes.
     """
-    between(1, MAX_SIZE, dimensions=dimensions, hidden=hidden, beam=beam, length=length)
-    below_one(dropout=dropout)
-    one_of(("frequent", "rare", "learned"), order=order)
-    one_of(("sum", "max"), score=score)
     head = partial(
         RecurrentHead, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score
     )

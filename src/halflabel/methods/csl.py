@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from halflabel.labels.table import Table
-from halflabel.methods.base import AfterEpoch, Method, method
+from halflabel.methods.base import AfterEpoch, Count, Method, NonNegative, Share, method
 from halflabel.methods.large_loss import largest
 from halflabel.methods.parts.losses import ASL, over_images
 from halflabel.methods.parts.relabel import Begins, Relabeler
-from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets, at_least_float32
 
 
@@ -85,13 +84,13 @@ class Selective(Relabeler):
     tune={"topk": (0, 1, 5)},
 )
 def csl(
-    topk: int = 5,
-    prior_threshold: float = 0.05,
+    topk: Count = 5,
+    prior_threshold: Share = 0.05,
     prior_epochs: AfterEpoch = 2,
-    gamma_pos: float = 0.0,
-    gamma_neg: float = 1.0,
-    gamma_unknown: float = 4.0,
-    margin: float = 0.0,
+    gamma_pos: NonNegative = 0.0,
+    gamma_neg: NonNegative = 1.0,
+    gamma_unknown: NonNegative = 4.0,
+    margin: Share = 0.0,
 ) -> Method:
     """Unknown entries are weak negatives, except where the class prior or the score suggests that they are present.
 
@@ -111,9 +110,6 @@ def csl(
     Differs from the released code: the prior comes from the first epochs of the same run, not from a separate model and
     a file; entries that tie with the K·B-th are ignored with it; the sum is divided by the number of images.
     """
-    at_least(0, topk=topk, prior_epochs=prior_epochs)
-    at_least(0, gamma_pos=gamma_pos, gamma_neg=gamma_neg, gamma_unknown=gamma_unknown)
-    between(0, 1, prior_threshold=prior_threshold, margin=margin)
     relabel = Selective(topk, prior_threshold, prior_epochs, gamma_pos, gamma_neg, gamma_unknown, margin)
     # Without focusing, the asymmetric loss is cross-entropy with a margin; the targets have the focusing weights.
     return Method(ASL(0.0, 0.0, margin), relabel, reduce=over_images)

@@ -8,20 +8,19 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, AfterEpoch, Duration, Method, method
+from halflabel.methods.base import REGIMES, AfterEpoch, Duration, Method, NonNegative, Positive, Share, method
 from halflabel.methods.parts.label_store import EntryStore, label_blocks, lowest_per_class
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Begins, FewAbsent, Relabeler, begin_early, check_size
 from halflabel.methods.parts.terms import Entropy
 from halflabel.system.rng import hash_names
-from halflabel.system.validate import above, at_least, between
 from halflabel.types import Batch, Sweep, Targets
 
 _TUNE = {"alpha": (0.05, 0.1, 0.2, 0.5)}
 
 
 @method(lr=3e-4, serves=REGIMES, paper="Zhou 2022 (Acknowledging the Unknown), EM loss", tune=_TUNE)
-def em(alpha: float = 0.2, few_absent: float = 0.1) -> Method:
+def em(alpha: NonNegative = 0.2, few_absent: NonNegative = 0.1) -> Method:
     """Cross-entropy on known labels; the entropy of unknown entries is maximised instead of calling them absent.
 
     Use it for single positives and other positives-only labels: missing positives are not punished, and present classes
@@ -38,18 +37,17 @@ def em(alpha: float = 0.2, few_absent: float = 0.1) -> Method:
     Differs from the released code: known negatives, which it refuses, count as known negatives, with weight few_absent
     where they are few; and it adds 1e-5 inside every log.
     """
-    at_least(0, alpha=alpha, few_absent=few_absent)
     return Method(BCE(), FewAbsent(few_absent), terms=[Entropy(-alpha)])
 
 
 @method(lr=3e-4, serves=REGIMES, paper="Zhou 2022 (Acknowledging the Unknown), EM loss + APL", tune=_TUNE)
 def em_apl(
-    alpha: float = 0.2,
-    beta: float = 0.02,
-    theta: float = 0.9,
+    alpha: NonNegative = 0.2,
+    beta: Positive = 0.02,
+    theta: Share = 0.9,
     apl_from: AfterEpoch = 0,
     apl_to: Duration = 0,
-    few_absent: float = 0.1,
+    few_absent: NonNegative = 0.1,
 ) -> Method:
     """`em`, and after a warm-up the lowest-scored unknown entries of each class become soft negative labels.
 
@@ -70,10 +68,6 @@ def em_apl(
     training images are scored without augmentation (there half of them are mirrored at random); and it adds 1e-5 inside
     every log.
     """
-    at_least(0, alpha=alpha, few_absent=few_absent)
-    above(0, beta=beta)
-    between(0, 1, theta=theta)
-    at_least(0, apl_from=apl_from, apl_to=apl_to)
     if apl_to and apl_to <= max(apl_from, 1):
         raise UserError(f"apl_from {apl_from} and apl_to {apl_to} do not fit", "use apl_from < apl_to, or apl_to = 0")
     return Method(BCE(), APL(beta, theta, apl_from, apl_to, few_absent), terms=[Entropy(-alpha)])

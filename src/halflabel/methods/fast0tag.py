@@ -11,12 +11,11 @@ from torch.nn.functional import softplus
 from halflabel.errors import UserError
 from halflabel.features.heads import Head, Model, find_head, pool
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, Method, Not, method
+from halflabel.methods.base import REGIMES, BelowOne, Method, Not, Size, method
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import Loss, over_images
-from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.methods.parts.ranking import Unknown, UnknownAs
 from halflabel.system.gpu_memory import in_chunks
-from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, Targets, at_least_float32
 
 _CHUNK_PAIRS = 1 << 22  # pairs computed at a time
@@ -31,10 +30,10 @@ _CHUNK_PAIRS = 1 << 22  # pairs computed at a time
 )
 def fast0tag(
     vectors: str = "graph",
-    vector_size: int = 300,
+    vector_size: Size = 300,
     hidden: str = "",
-    dropout: float = 0.3,
-    unknown: str = "auto",
+    dropout: BelowOne = 0.3,
+    unknown: Unknown = "auto",
 ) -> Method:
     """Maps an image to a direction in the space of label vectors along which its labels rank before all others.
 
@@ -61,8 +60,6 @@ class Fast0Tag(Method):
     """Ranking of positives before negatives, with a head that uses the label vectors of the training table."""
 
     def __init__(self, vectors: str, vector_size: int, hidden: tuple[int, ...], dropout: float, unknown: str) -> None:
-        between(1, MAX_SIZE, vector_size=vector_size)
-        below_one(dropout=dropout)
         head = partial(LabelVectorHead, size=vector_size, hidden=hidden, dropout=dropout)
         super().__init__(RankNet(), UnknownAs(unknown), head=head, reduce=over_images)
         self.source, self.vector_size = vectors, vector_size

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, NonNegative, Share, method
 from halflabel.methods.parts.losses import Focal
 from halflabel.methods.parts.relabel import AssumeNegative
-from halflabel.system.validate import at_least, between
 
 
 @method(
@@ -14,7 +13,7 @@ from halflabel.system.validate import at_least, between
     paper="Lin 2017 (focal loss); Zhou 2022 (EM+APL), row Focal loss",
     tune={"gamma": (1.0, 2.0, 4.0)},
 )
-def focal(gamma: float = 2.0, alpha: float = 0.0) -> Method:
+def focal(gamma: NonNegative = 2.0, alpha: Share = 0.0) -> Method:
     """Unknown taken as absent, with little weight for entries that the model already gets right.
 
     Use it if there are many classes and so many easy negatives. A missing positive is a hard negative, which gets a
@@ -24,6 +23,4 @@ def focal(gamma: float = 2.0, alpha: float = 0.0) -> Method:
 
     Options: gamma (γ; 0 gives `an`); alpha: weight α for present and 1 − α for absent, 0 = both 1.
     """
-    at_least(0, gamma=gamma)
-    between(0, 1, alpha=alpha)
     return Method(Focal(gamma, alpha), AssumeNegative())

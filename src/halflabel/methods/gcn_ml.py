@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.methods.base import Method, Not, method
+from halflabel.methods.base import Method, Not, Size, method
 from halflabel.methods.parts.label_graph import Edges
 from halflabel.methods.parts.semantic import GraphClassifier, SemanticMethod, label_edges
-from halflabel.system.validate import MAX_SIZE, between, one_of
 
 
 @method(
@@ -26,9 +26,9 @@ def gcn_ml(
     p: float = 0.2,
     graph: str = "cooccurrence",
     vectors: str = "graph",
-    vector_size: int = 300,
-    hidden: int = 1024,
-    pooling: str = "max",
+    vector_size: Size = 300,
+    hidden: Size = 1024,
+    pooling: Literal["max", "mean"] = "max",
 ) -> Method:
     """A graph convolution turns label vectors into classifiers, over a graph of labels that occur together.
 
@@ -53,9 +53,6 @@ def gcn_ml(
     """
     if not 0 < tau <= 1 or not 0 <= p < 1:
         raise UserError(f"tau {tau:g} and p {p:g} do not fit", "use 0 < tau ≤ 1 and 0 ≤ p < 1")
-
-    between(1, MAX_SIZE, vector_size=vector_size, hidden=hidden)
-    one_of(("max", "mean"), pooling=pooling)
 
     def make_edges(table: Table) -> Edges:
         classes = len(table.classes)

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel.methods.base import REGIMES, Duration, Method, method
+from halflabel.methods.base import REGIMES, Duration, Method, NonNegative, Positive, method
 from halflabel.methods.parts.losses import BCE, Loss
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.system.validate import above, at_least
 from halflabel.types import Batch, Targets, at_least_float32
 
 Ends = tuple[float, float]  # the first and the last value of a number that changes over the epochs
@@ -91,10 +90,10 @@ def gr(
     b_last: float = -2.0,
     mu_first: float = 0.5,
     mu_last: float = 0.8,
-    sigma_first: float = 2.0,
-    sigma_last: float = 0.5,
-    q_pos: float = 0.01,
-    q_neg: float = 1.0,
+    sigma_first: Positive = 2.0,
+    sigma_last: Positive = 0.5,
+    q_pos: NonNegative = 0.01,
+    q_neg: NonNegative = 1.0,
     span: Duration = 0,
 ) -> Method:
     """Each unknown entry gets a soft label and a weight from its own score, and robust losses.
@@ -113,7 +112,5 @@ def gr(
     As in the released code, w and b move with (epoch − 1)/span and μ and σ with epoch/span. Differs from it: known
     negatives have the loss −log(1 − p) (there they have none), and no constant is added inside the logarithm.
     """
-    above(0, sigma_first=sigma_first, sigma_last=sigma_last)
-    at_least(0, q_pos=q_pos, q_neg=q_neg, span=span)
     relabel = SoftUnknown((w_first, w_last), (b_first, b_last), (mu_first, mu_last), (sigma_first, sigma_last), span)
     return SeparateLosses(GeneralisedCE(q_pos, q_neg), relabel, known=BCE())

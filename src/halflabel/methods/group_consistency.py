@@ -9,7 +9,7 @@ from torch import Tensor
 from halflabel.labels.groups import image_groups
 from halflabel.labels.split import group_numbers
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, Share, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import check_size
 from halflabel.methods.taught import Taught
@@ -23,7 +23,7 @@ from halflabel.types import Sweep
     lr=1e-3,
     tune={"trust": (0.1, 0.5)},
 )
-def group_consistency(trust: float = 0.3, smoothing: float = 0.1) -> Method:
+def group_consistency(trust: Share = 0.3, smoothing: float = 0.1) -> Method:
     """Unknown labels are learned from the other images of the group, as far as groups agree on the known labels.
 
     Use it with --group, where images of one group show mostly the same things: bursts, frames of a recording, views
@@ -37,7 +37,6 @@ def group_consistency(trust: float = 0.3, smoothing: float = 0.1) -> Method:
 
     It pays only where the images of a group really show the same things.
     """
-    between(0, 1, trust=trust)
     between(0, 0.5, smoothing=smoothing)
     return Method(BCE(), GroupAgreement(trust, smoothing))
 

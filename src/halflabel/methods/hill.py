@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from halflabel.methods.base import REGIMES, FromEpoch, Method, method
+from halflabel.methods.base import REGIMES, FromEpoch, Method, NonNegative, OneOrMore, Share, method
 from halflabel.methods.parts.losses import Focal, Loss, focal_present, over_images
 from halflabel.methods.parts.relabel import AssumeNegative, Begins, Relabeler
-from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets, at_least_float32
 
 _PAPER = "Zhang 2021 (Simple and Robust Loss Design for Multi-Label Learning with Missing Labels)"
@@ -68,7 +67,7 @@ class KnownMargin(Method):
 
 
 @method(serves=REGIMES, paper=_PAPER, lr=1e-3, tune={"lamb": (1.3, 1.5, 2.0)})
-def hill(margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> Method:
+def hill(margin: NonNegative = 1.0, gamma: NonNegative = 2.0, lamb: OneOrMore = 1.5) -> Method:
     """A loss with less gradient for high-scoring negatives, which may be positives that nobody labelled.
 
     Every label that is not known to be present counts as absent, as in `an`, but the gradient of ℓ⁻ shrinks as p nears
@@ -84,14 +83,16 @@ def hill(margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> Method:
     Differs from the released code: the sum over the batch is divided by the number of images, so that the batch size
     does not scale the gradient.
     """
-    at_least(0, margin=margin, gamma=gamma)
-    at_least(1, lamb=lamb)
     return Method(Hill(margin, gamma, lamb), AssumeNegative(), reduce=over_images)
 
 
 @method(serves=REGIMES, paper=_PAPER, lr=3e-4, tune={"tau": (0.5, 0.6, 0.7, 0.8)})
 def splc(
-    tau: float = 0.6, margin: float = 1.0, gamma: float = 2.0, start_epoch: FromEpoch = 2, released: bool = False
+    tau: Share = 0.6,
+    margin: NonNegative = 1.0,
+    gamma: NonNegative = 2.0,
+    start_epoch: FromEpoch = 2,
+    released: bool = False,
 ) -> Method:
     """Unknown entries count as absent, unless the model scores them above a threshold: then, for that step, as present.
 
@@ -108,9 +109,6 @@ def splc(
     the margin, as in the paper's formula. With released=True known negatives are flipped like unknowns, and flipped
     entries use ℓ⁺ without the margin, as there. In both the sum is divided by the number of images.
     """
-    between(0, 1, tau=tau)
-    at_least(0, margin=margin, gamma=gamma)
-    at_least(1, start_epoch=start_epoch)
     if released:
         return KnownMargin(Focal(gamma), SelfPaced(tau, start_epoch, flip_known=True), margin)
     return Method(Focal(gamma, margin=margin), SelfPaced(tau, start_epoch), reduce=over_images)

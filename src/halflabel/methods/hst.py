@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from halflabel.methods.base import Duration, Method, method
+from halflabel.methods.base import Duration, Method, Size, method
 from halflabel.methods.parts.transfer import SemanticTransfer
 from halflabel.methods.sst import FALLING, sst
-from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
+from halflabel.system.validate import at_least
 
 
 @method(
@@ -22,7 +22,9 @@ from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
     },
     options_of=sst,
 )
-def hst(prototypes: int = 10, every: Duration = 5, thresholds: str = "learned", **options: Any) -> Method:
+def hst(
+    prototypes: Size = 10, every: Duration = 5, thresholds: Literal["learned", "falling"] = "learned", **options: Any
+) -> Method:
     """`sst` with prototypes of each label instead of single images, and thresholds learned from the known labels.
 
     Use it where `sst` is suitable but its thresholds are hard to choose. Prototypes are steadier than single images.
@@ -41,7 +43,5 @@ def hst(prototypes: int = 10, every: Duration = 5, thresholds: str = "learned", 
     known label of an image, and pushes features away from the prototypes of present labels; here both follow the
     paper's description. Prototypes come from a bank of training features instead of a pass over all images.
     """
-    one_of(("learned", "falling"), thresholds=thresholds)
-    between(1, MAX_SIZE, prototypes=prototypes)
     at_least(1, every=every)
     return SemanticTransfer(prototypes=prototypes, every=every, learned=thresholds == "learned", **options)

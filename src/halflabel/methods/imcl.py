@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ from torch import Tensor
 from halflabel.features.heads import Model
 from halflabel.labels.groups import image_groups
 from halflabel.labels.table import Table
-from halflabel.methods.base import Method, Not, method
+from halflabel.methods.base import Count, Method, NonNegative, Not, Share, method
 from halflabel.methods.parts.label_graph import LabelGraph, read_edges
 from halflabel.methods.parts.label_store import label_blocks
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.matching_pursuit import MOST_ITEMS, Part, Similar, joint_omp
 from halflabel.methods.parts.relabel import Begins, Ignore, check_bytes
-from halflabel.system.validate import at_least, between, one_of
+from halflabel.system.validate import between
 from halflabel.types import Batch, Sweep, at_least_float32
 
 _QUERIES = 512  # images searched for together, when a whole set is searched
@@ -354,19 +354,19 @@ _OF_SIMILARITY = (
     },
 )
 def imcl(
-    lambda_y: float = 1.0,
-    lambda_f: float = 0.5,
+    lambda_y: NonNegative = 1.0,
+    lambda_f: NonNegative = 0.5,
     k: int = 5,
-    k_a: int = 50,
-    image_similarity: str = "learned",
-    label_similarity: str = "learned",
+    k_a: Count = 50,
+    image_similarity: Literal["fixed", "learned"] = "learned",
+    label_similarity: Literal["fixed", "learned"] = "learned",
     graph: str = "cooccurrence",
-    graph_rate: float = 1.0,
-    logistic_share: float = 0.5,
-    dictionary: int = 0,
+    graph_rate: NonNegative = 1.0,
+    logistic_share: Share = 0.5,
+    dictionary: Count = 0,
     rescale: bool = True,
     side: str = "",
-    side_weight: float = 1.0,
+    side_weight: NonNegative = 1.0,
 ) -> Method:
     """Cross-entropy on known labels; labels and features of an image must also follow from those of similar images.
 
@@ -417,11 +417,7 @@ def imcl(
     of the batch, and recomputes the features of its dictionary every 250 steps.
     """
     values = {name: value for name, value in locals().items() if name not in ("logistic_share", "dictionary")}
-    one_of(("fixed", "learned"), image_similarity=image_similarity, label_similarity=label_similarity)
     between(1, MOST_ITEMS, k=k)
-    at_least(0, lambda_y=lambda_y, lambda_f=lambda_f, k_a=k_a, graph_rate=graph_rate, dictionary=dictionary)
-    at_least(0, side_weight=side_weight)
-    between(0, 1, logistic_share=logistic_share)
 
     memory = SimilarityMemory(dictionary, logistic_share, keep_start=image_similarity == "fixed")
     return Interactive(memory, SimpleNamespace(**values))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from halflabel.features.heads import Head, pool
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, NonNegative, method
 from halflabel.methods.parts.losses import BCE
-from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.system.validate import at_least, one_of
+from halflabel.methods.parts.ranking import Unknown, UnknownAs
 from halflabel.types import Output, at_least_float32
 
 
@@ -84,7 +84,12 @@ class LatentNoiseHead(Head):
     lr=1e-3,
     tune={"score": ("visual", "relevance")},
 )
-def latent_noise(score: str = "visual", unknown: str = "auto", first: float = 3.0, noise_rate: float = 0.01) -> Method:
+def latent_noise(
+    score: Literal["visual", "relevance"] = "visual",
+    unknown: Unknown = "auto",
+    first: NonNegative = 3.0,
+    noise_rate: NonNegative = 0.01,
+) -> Method:
     """Learns what an image shows and, separately, whether people report it; labels depend on both.
 
     Use it for labels that people chose to mention: tags, keywords, captions. If each label was asked for and answered,
@@ -104,6 +109,4 @@ def latent_noise(score: str = "visual", unknown: str = "auto", first: float = 3.
 
     The slow noise, `noise_rate`, is our addition; Huynh 2020 starts from a trained classifier instead.
     """
-    one_of(("visual", "relevance"), score=score)
-    at_least(0, first=first, noise_rate=noise_rate)
     return Method(BCE(), UnknownAs(unknown), head=partial(LatentNoiseHead, score=score, first=first, rate=noise_rate))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from halflabel.features.heads import Model
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, NonNegative, method
 from halflabel.methods.parts.losses import BCE, over_known
-from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.system.validate import at_least, between
+from halflabel.methods.parts.ranking import Unknown, UnknownAs
+from halflabel.system.validate import between
 from halflabel.types import Batch
 
 
@@ -21,7 +21,7 @@ from halflabel.types import Batch
     "in Multi-label Image Classification (LogicMix)",
     tune={"weight": (0.3, 1.0)},
 )
-def logic_mix(members: int = 2, weight: float = 1.0, unknown: str = "auto") -> Method:
+def logic_mix(members: int = 2, weight: NonNegative = 1.0, unknown: Unknown = "auto") -> Method:
     """Besides each image the model learns the mean of it and of other images, whose labels are joined by OR.
 
     Use it with --tune all, where photos are mixed and the mixtures keep a network from memorising few photos. On a
@@ -38,7 +38,6 @@ def logic_mix(members: int = 2, weight: float = 1.0, unknown: str = "auto") -> M
     Differs from the paper: images and mixtures are in the same batch instead of alternating, and k is fixed.
     """
     between(2, 16, members=members)
-    at_least(0, weight=weight)
     return LogicMix(members, weight, unknown)
 
 

@@ -8,12 +8,12 @@ from torch.nn.functional import softplus
 
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import Loss, over_images
-from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.methods.parts.ranking import Unknown, UnknownAs
 from halflabel.types import Targets, at_least_float32
 
 
 @method(lr=3e-4, serves=REGIMES, paper="Li, Song, Luo 2017; Huynh 2020 (IMCL), row LSEP")
-def lsep(unknown: str = "auto") -> Method:
+def lsep(unknown: Unknown = "auto") -> Method:
     """Log-sum-exp pairwise ranking: every known positive should score above every known negative of its image.
 
     A smooth alternative to `warp` without sampling. It ranks the classes within an image; scores of different

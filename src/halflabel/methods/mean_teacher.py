@@ -10,10 +10,9 @@ from torch import Tensor
 from halflabel.features.ema import ModelEma
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, BelowOne, Method, NonNegative, Share, method
 from halflabel.methods.parts.losses import BCE, over_known
-from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.system.validate import at_least, below_one, between
+from halflabel.methods.parts.ranking import Unknown, UnknownAs
 from halflabel.types import Batch
 
 
@@ -22,7 +21,9 @@ from halflabel.types import Batch
     paper="Tarvainen & Valpola 2017: Mean teachers are better role models",
     tune={"weight": (1.0, 10.0)},
 )
-def mean_teacher(weight: float = 10.0, decay: float = 0.999, ramp_up: float = 0.25, unknown: str = "auto") -> Method:
+def mean_teacher(
+    weight: NonNegative = 10.0, decay: BelowOne = 0.999, ramp_up: Share = 0.25, unknown: Unknown = "auto"
+) -> Method:
     """A teacher, the average of the model over its steps, scores weak views; the model must agree on strong views.
 
     Use it with --tune all and few known labels: unknown labels are learned from the teacher's scores. On a frozen
@@ -39,9 +40,6 @@ def mean_teacher(weight: float = 10.0, decay: float = 0.999, ramp_up: float = 0.
     Differs from the paper: the labels are known or unknown per entry, not per image; the views are weak and strong
     instead of two draws of the same noise; and the teacher has no dropout.
     """
-    at_least(0, weight=weight)
-    below_one(decay=decay)
-    between(0, 1, ramp_up=ramp_up)
     return MeanTeacher(weight, decay, ramp_up, unknown)
 
 

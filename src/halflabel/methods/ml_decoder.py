@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Head, pool
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, BelowOne, Method, Size, SizeOrZero, method
 from halflabel.methods.parts.losses import BCE, over_known
-from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.system.validate import MAX_SIZE, below_one, between
+from halflabel.methods.parts.ranking import Unknown, UnknownAs
 from halflabel.types import Output
 
 
@@ -89,7 +88,7 @@ class QueryHead(Head):
     tune={"width": (128, 256)},
 )
 def ml_decoder(
-    queries: int = 0, width: int = 256, heads: int = 4, dropout: float = 0.1, unknown: str = "auto"
+    queries: SizeOrZero = 0, width: Size = 256, heads: Size = 4, dropout: BelowOne = 0.1, unknown: Unknown = "auto"
 ) -> Method:
     """Each class, or group of classes, has a query that attends to the places of the image where it may be.
 
@@ -109,8 +108,5 @@ def ml_decoder(
     Differs from the papers: one decoder layer without attention between queries, and learned queries, where Query2Label
     has two layers with it and ML-Decoder fixed random queries; both train with `asl`.
     """
-    between(0, MAX_SIZE, queries=queries)
-    between(1, MAX_SIZE, width=width, heads=heads)
-    below_one(dropout=dropout)
     head = partial(QueryHead, queries=queries, width=width, heads=heads, dropout=dropout)
     return Method(BCE(), UnknownAs(unknown), head=head, reduce=over_known)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from halflabel.methods.base import EpochList, Method, Needs, method
+from typing import Literal
+
+from halflabel.methods.base import EpochList, Method, Needs, Positive, Share, method
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
-from halflabel.system.validate import above, between, one_of
 
 PAPER = "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels"
 BY_SHARE: Needs = {name: {"alpha": (0,), "beta": (0,)} for name in ("g_value", "g_share")}
@@ -41,13 +42,13 @@ def partial_bce(
 
 @method(serves=_SERVES, paper=f"{PAPER}, score threshold strategy", tune={"theta": (1.0, 2.0, 5.0)})
 def curriculum(
-    strategy: str = "a",
-    theta: float = 2.0,
+    strategy: Literal["a", "c"] = "a",
+    theta: Positive = 2.0,
     relabel_at: EpochList = "",
     g_value: float = 5.0,
     g_share: float = 0.1,
     gamma: float = 1.0,
-    smoothing: float = 0.0,
+    smoothing: Share = 0.0,
 ) -> Method:
     """`partial-bce`, and twice during training unknown entries with a score far from zero become labels.
 
@@ -59,9 +60,6 @@ def curriculum(
     strategy: a, as above; c: presence alone (eq. 9). theta (θ, of the logit). relabel_at: as in `plcl`; g_value,
     g_share, gamma: as in `partial-bce`; smoothing: as in `bce`, of known and weak labels; not in the paper.
     """
-    one_of(("a", "c"), strategy=strategy)
-    above(0, theta=theta)
-    between(0, 1, smoothing=smoothing)
     reduce = ByShare.from_options(g_value, g_share, gamma)
     # What is labelled first decides the rest.
     return Method(BCE(smoothing), Curriculum(strategy, theta, relabel_at), reduce=reduce, starts_from_bce=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,12 @@ from torch.nn.functional import normalize
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Ensemble, Head, Linear, Weldon
-from halflabel.methods.base import EpochList, Method, Not, method
+from halflabel.methods.base import EpochList, Method, NonNegative, Not, Positive, Size, SizeOrZero, method
 from halflabel.methods.partial_bce import BY_SHARE, PAPER, partial_bce
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
 from halflabel.system.gpu_memory import in_chunks
-from halflabel.system.validate import MAX_SIZE, above, at_least, between, one_of
+from halflabel.system.validate import one_of
 from halflabel.types import Output
 
 EXACT_CLASSES = 40  # with more, a node state has `node_size` numbers instead of C
@@ -122,16 +122,16 @@ def plcl(
     strategy: str = "e",
     theta: float = 0.0,
     relabel_at: EpochList = "",
-    passes: int = 20,
+    passes: Size = 20,
     dropout: float = 0.5,
     block: int = 16,
-    ensemble: int = 3,
-    pooling: str = "weldon",
-    k_plus: float = 0.1,
-    k_minus: float = 0.1,
+    ensemble: Size = 3,
+    pooling: Literal["weldon", "mean"] = "weldon",
+    k_plus: Positive = 0.1,
+    k_minus: NonNegative = 0.1,
     gnn: bool = True,
-    steps: int = 3,
-    node_size: int = 32,
+    steps: Size = 3,
+    node_size: SizeOrZero = 32,
     **weights: Any,
 ) -> Method:
     """Partial-BCE, a graph network in which classes inform each other, and easy unknown entries become labels.
@@ -166,13 +166,8 @@ def plcl(
     all layers (backbone_lr=1) and mirror images only (crop=1).
     """
     one_of(("none", *STRATEGIES), strategy=strategy)
-    one_of(("weldon", "mean"), pooling=pooling)
     if not 0 <= dropout < 1 or (strategy == "e" and dropout == 0):
         raise UserError(f"dropout {dropout:g} does not fit strategy {strategy}", "use 0 ≤ dropout < 1; above 0 for e")
-    above(0, k_plus=k_plus)
-    at_least(0, k_minus=k_minus)
-    between(1, MAX_SIZE, steps=steps, passes=passes, ensemble=ensemble)
-    between(0, MAX_SIZE, node_size=node_size)
 
     def make_member(channels: int, classes: int) -> Head:
         head: Head

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
 from halflabel.features.heads import Model
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, NonNegative, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative
 from halflabel.methods.parts.terms import UnknownScores
-from halflabel.system.validate import at_least, one_of
 from halflabel.types import Batch
 
 _SCORE_STRENGTHS = (0.01, 0.1, 1.0)  # values to try if scores are regularised instead of weights
@@ -21,7 +22,7 @@ _SCORE_STRENGTHS = (0.01, 0.1, 1.0)  # values to try if scores are regularised i
     weight_decay=0.0,
     tune=lambda options: {"strength": _SCORE_STRENGTHS if options["of"] == "scores" else (1e-6, 1e-5, 1e-4)},
 )
-def l1r(strength: float = 1e-5, of: str = "weights") -> Method:
+def l1r(strength: NonNegative = 1e-5, of: Literal["weights", "scores"] = "weights") -> Method:
     """Unknown taken as absent, plus ℓ1 regularisation, which drives most weights to zero.
 
     A row of the paper's table, which shows that regularising `an` does not help; not recommended.
@@ -41,7 +42,7 @@ def l1r(strength: float = 1e-5, of: str = "weights") -> Method:
     weight_decay=0.0,
     tune=lambda options: {"strength": _SCORE_STRENGTHS if options["of"] == "scores" else (1e-5, 1e-4, 1e-3)},
 )
-def l2r(strength: float = 1e-4, of: str = "weights") -> Method:
+def l2r(strength: NonNegative = 1e-4, of: Literal["weights", "scores"] = "weights") -> Method:
     """Unknown taken as absent, plus ℓ2 regularisation, which keeps all weights small.
 
     A row of the paper's table, which shows that regularising `an` does not help; not recommended. As part of the loss
@@ -73,8 +74,6 @@ class RegularisedWeights(Method):
 
 
 def _regularised(power: int, strength: float, of: str) -> Method:
-    at_least(0, strength=strength)
-    one_of(("weights", "scores"), of=of)
     if of == "weights":
         return RegularisedWeights(power, strength)
     return Method(BCE(), AssumeNegative(), terms=[UnknownScores(power, strength)])

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from halflabel.features.heads import pool
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, BelowOne, Method, Size, method
 from halflabel.methods.cnn_rnn import RecurrentHead
 from halflabel.methods.parts.losses import BCE, over_known
-from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.system.validate import MAX_SIZE, below_one, between
+from halflabel.methods.parts.ranking import Unknown, UnknownAs
+from halflabel.system.validate import between
 from halflabel.types import Output, at_least_float32
 
 
@@ -26,11 +26,11 @@ from halflabel.types import Output, at_least_float32
 )
 def rlsd(
     levels: int = 3,
-    length: int = 4,
-    unknown: str = "auto",
-    dimensions: int = 64,
-    hidden: int = 128,
-    dropout: float = 0.0,
+    length: Size = 4,
+    unknown: Unknown = "auto",
+    dimensions: Size = 64,
+    hidden: Size = 128,
+    dropout: BelowOne = 0.0,
 ) -> Method:
     """Predicts the labels of every region one after another; the image has the labels of all its regions.
 
@@ -57,8 +57,6 @@ def rlsd(
     code.
     """
     between(1, 64, levels=levels)  # the last level has 64² windows
-    between(1, MAX_SIZE, length=length, dimensions=dimensions, hidden=hidden)
-    below_one(dropout=dropout)
     head = partial(Regional, levels=levels, length=length, dimensions=dimensions, hidden=hidden, dropout=dropout)
     return Method(BCE(), UnknownAs(unknown), head=head, reduce=over_known)
 

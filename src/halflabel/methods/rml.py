@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, AfterEpoch, Duration, Method, method
-from halflabel.methods.parts.ranking import Ranking, UnknownAs, ranking_method
+from halflabel.methods.base import REGIMES, Duration, Method, NonNegative, Share, method
+from halflabel.methods.parts.ranking import Rank, Ranking, Unknown, UnknownAs, ranking_method
 from halflabel.methods.parts.relabel import Begins, Relabeler, begin_early, check_size
 from halflabel.methods.parts.terms import Transductive
 from halflabel.system.validate import at_least
@@ -41,7 +41,6 @@ class PropagateLabels(UnknownAs):
         super().__init__(unknown)
         at_least(-1, start=first)
         at_least(1, every=every)
-        at_least(0, t=t, labelled=labelled)
         self.first_option, self.propagates = first, propagate
         self.plan(20)
         self.every = every
@@ -147,7 +146,7 @@ _TUNE = {"kappa": (2.0, 5.0, 8.0)}
 
 
 @method(serves=REGIMES, paper=f"{_PAPER} (its baseline; Gong 2014)", lr=3e-4, tune={"rank": ("sampled", "exact")})
-def warp(rank: str = "sampled", unknown: str = "auto", rounded: bool = False) -> Method:
+def warp(rank: Rank = "sampled", unknown: Unknown = "auto", rounded: bool = False) -> Method:
     """Weighted approximate ranking: every known positive should score 1 above every known negative of its image.
 
     The hinge is unbounded, so one wrong label can dominate: use `rml` for noisy labels. It ranks the classes within an
@@ -171,10 +170,10 @@ def warp(rank: str = "sampled", unknown: str = "auto", rounded: bool = False) ->
 @method(serves=REGIMES, paper=_PAPER, lr=1e-3, weight_decay=5e-5, tune=_TUNE)
 def rml(
     s: float = -0.8,
-    kappa: float = 5.0,
-    leak: float = 0.0,
-    rank: str = "sampled",
-    unknown: str = "auto",
+    kappa: NonNegative = 5.0,
+    leak: Share = 0.0,
+    rank: Rank = "sampled",
+    unknown: Unknown = "auto",
     rounded: bool = False,
 ) -> Method:
     """Robust multi-label ranking: WARP with a ramp instead of the hinge, and a ramp that separates scores at zero.
@@ -198,7 +197,7 @@ def rml(
 
 
 @method(serves=REGIMES, paper=f"{_PAPER}, row CNN+RMLC", lr=1e-3, weight_decay=1e-2, tune=_TUNE)
-def rmlc(s: float = -0.8, kappa: float = 5.0, rank: str = "exact", unknown: str = "auto") -> Method:
+def rmlc(s: float = -0.8, kappa: NonNegative = 5.0, rank: Rank = "exact", unknown: Unknown = "auto") -> Method:
     """A linear classifier on given features, trained with the robust ranking loss and weight decay.
 
     Use it with --tune head: the backbone stays frozen. It is `rml` with a penalty on the weights and exact ranks, which
@@ -222,11 +221,11 @@ def rmlc(s: float = -0.8, kappa: float = 5.0, rank: str = "exact", unknown: str 
     only_in={"every": ("network",)},
 )
 def ss_rml(
-    start: AfterEpoch = -1,
+    start: Annotated[int, "after"] = -1,
     every: Duration = 20,
-    t: float = 0.0,
-    labelled: float = 1.0,
-    eta: float = 0.0,
+    t: NonNegative = 0.0,
+    labelled: NonNegative = 1.0,
+    eta: NonNegative = 0.0,
     propagate: bool = True,
     **ranking: Any,
 ) -> Method:
@@ -256,11 +255,9 @@ def ss_rml(
 
     Differs from the released code: it has leak=0.1, rounded=true, labelled=5 and κ = 1, and divides the loss by 200.
     """
-    at_least(0, eta=eta)
     relabel = PropagateLabels(start, every, t, labelled, ranking.pop("unknown"), propagate=propagate)
     return _build(Ranking(**ranking), relabel, [Transductive(eta)] if eta else [])
 
 
 def _build(loss: Ranking, relabel: Relabeler, terms: Sequence[Transductive] = ()) -> Method:
-    at_least(0, kappa=loss.kappa)
     return ranking_method(loss, relabel, terms=terms, starts_from_bce=True)  # the ramp is not convex

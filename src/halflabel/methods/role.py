@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import Method, NonNegative, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler, check_size
 from halflabel.methods.parts.terms import ExpectedPositives
 from halflabel.system.rng import hash_names, uniform
-from halflabel.system.validate import at_least, between
+from halflabel.system.validate import between
 from halflabel.types import Batch, Targets, at_least_float32
 
 _KNOWN = math.log(0.995 / 0.005)  # initial estimate of a known label, ±
@@ -101,7 +101,7 @@ def epr(positives: float = 0.0) -> Method:
 
 
 @method(lr=3e-4, serves=_SERVES, paper="Cole 2021 (Multi-label learning from single positive labels), ROLE")
-def role(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 0) -> Method:
+def role(positives: float = 0.0, theta_rate: NonNegative = 10.0, theta_seed: int = 0) -> Method:
     """Learns an estimate of every label of every training image and the classifier; each is the other's target.
 
     Use it for positives-only labels when you know how many classes an image shows on average. It needs 16 bytes per
@@ -130,7 +130,7 @@ def role(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 0) 
     paper="Cole 2021 (Multi-label learning from single positive labels), ROLE + LinearInit",
     linear_init=25,
 )
-def role_li(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 0) -> Method:
+def role_li(positives: float = 0.0, theta_rate: NonNegative = 10.0, theta_seed: int = 0) -> Method:
     """`role` after 25 epochs of the head only on frozen features (LinearInit), if the whole network is trained.
 
     Use it in place of `role` with --tune all: the estimates are reliable before the backbone starts to follow them.
@@ -143,7 +143,6 @@ def role_li(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 
 
 def _role(positives: float, theta_rate: float, theta_seed: int) -> Method:
     between(0, _MOST_POSITIVES, positives=positives)
-    at_least(0, theta_rate=theta_rate)
     between(-(2**63), 2**63 - 1, theta_seed=theta_seed)
     return Role(positives, theta_rate, theta_seed)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from halflabel.features.heads import Model, find_head
 from halflabel.labels.table import Table
-from halflabel.methods.base import AfterEpoch, Duration, Method, method
+from halflabel.methods.base import AfterEpoch, Duration, Method, NonNegative, PositiveCount, Share, Size, method
 from halflabel.methods.parts.feature_bank import Prototypes
 from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, label_features, semantic_parts
 from halflabel.methods.parts.transfer import WarmUp, contrastive_loss
@@ -157,15 +157,15 @@ def _tune(options: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     options_of=ssgrl,
 )
 def sarb_star(
-    share: float = 0.5,
+    share: Share = 0.5,
     learn: bool = True,
     warm: AfterEpoch = 5,
-    instance_weight: float = 1.0,
-    prototype_weight: float = 1.0,
-    contrast_weight: float = 0.05,
+    instance_weight: NonNegative = 1.0,
+    prototype_weight: NonNegative = 1.0,
+    contrast_weight: NonNegative = 0.05,
     every: Duration = 5,
-    blends: int = 1,
-    bank: int = 100,
+    blends: PositiveCount = 1,
+    bank: Size = 100,
     **head: Any,
 ) -> Method:
     """`sarb` with one prototype per quarter of the picture, blended into another quarter than its own.
@@ -195,7 +195,7 @@ def sarb_star(
     tune=_tune,
     options_of=sarb_star,
 )
-def sarb(prototypes: int = 10, **options: Any) -> Method:
+def sarb(prototypes: Size = 10, **options: Any) -> Method:
     """Features of a label in images that show it are blended into images where it is unknown, with a soft label.
 
     The head is that of `ssgrl`, whose per-label features can be exchanged between images. Unlike in `sst` nothing is
@@ -221,9 +221,7 @@ def sarb(prototypes: int = 10, **options: Any) -> Method:
 
 
 def _blending(by: str, prototypes: int, **options: Any) -> Method:
-    between(0, 1, share=options["share"])
-    between(1, MAX_SIZE, bank=options["bank"], width=options["width"], prototypes=prototypes)
-    at_least(1, blends=options["blends"], every=options["every"])
-    at_least(0, **{name: options[name] for name in ("warm", "instance_weight", "prototype_weight", "contrast_weight")})
+    between(1, MAX_SIZE, width=options["width"])
+    at_least(1, every=options["every"])
     head = {name: options.pop(name) for name in ("rank", "steps", "dropout", "graph", "vectors", "vector_size")}
     return Blending(by=by, prototypes=prototypes, **options, **semantic_parts(width=options["width"], **head))

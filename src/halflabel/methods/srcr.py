@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from halflabel.features.heads import Head, Model, load_class_maps, pool
-from halflabel.methods.base import FromEpoch, Method, Not, method
+from halflabel.methods.base import FromEpoch, Method, NonNegative, Not, PositiveCount, method
 from halflabel.methods.parts.losses import BCE, ByShare, Reduce, over_entries, over_known
 from halflabel.methods.parts.relabel import Begins, Ignore, Relabeler
-from halflabel.system.validate import at_least, between, one_of
+from halflabel.system.validate import between, one_of
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
 
@@ -121,15 +121,15 @@ _SUPERVISE = {"both": "both", "weak": "first", "strong": "last"}
     },
 )
 def srcr(
-    alpha: float = 0.5,
-    k: int = 5,
+    alpha: NonNegative = 0.5,
+    k: PositiveCount = 5,
     tau: float = 0.6,
-    weight: float = 1.0,
-    saliency: str = "all",
-    consistency: str = "cr",
+    weight: NonNegative = 1.0,
+    saliency: Literal["all", "known", "none"] = "all",
+    consistency: Literal["cr", "pl", "none"] = "cr",
     normalise: str = "batch",
     supervise: str = "both",
-    infer: str = "shifted",
+    infer: Literal["shifted", "mean"] = "shifted",
     cr_from: FromEpoch = 1,
 ) -> Method:
     """The strongest places of a class map raise its score; confident labels of a weak view train a strong view.
@@ -168,14 +168,9 @@ def srcr(
     On a frozen backbone the strong views are those in the cache. Features without images have none:
     then both views are the plain one, and cr equals pl.
     """
-    one_of(("all", "known", "none"), saliency=saliency)
-    one_of(("cr", "pl", "none"), consistency=consistency)
     one_of(_REDUCE, normalise=normalise)
     one_of(_SUPERVISE, supervise=supervise)
-    one_of(("shifted", "mean"), infer=infer)
     between(0.5, 1, tau=tau)  # below 0.5 an entry would be both present and absent
-    at_least(1, cr_from=cr_from, k=k)
-    at_least(0, alpha=alpha, weight=weight)
     return SelfTraining(
         Ignore() if consistency == "none" else Confident(tau, cr_from),
         head=partial(SaliencyHead, k=k, alpha=0.0 if saliency == "none" else alpha, infer=infer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import BelowOne, Method, Size, SizeOrZero, method
 from halflabel.methods.parts.semantic import SemanticMethod, semantic_parts
 
 
@@ -14,13 +14,13 @@ from halflabel.methods.parts.semantic import SemanticMethod, semantic_parts
     tune={"steps": (1, 3)},
 )
 def ssgrl(
-    steps: int = 3,
-    dropout: float = 0.5,
-    width: int = 256,
-    rank: int = 256,
+    steps: SizeOrZero = 3,
+    dropout: BelowOne = 0.5,
+    width: SizeOrZero = 256,
+    rank: Size = 256,
     graph: str = "cooccurrence",
     vectors: str = "graph",
-    vector_size: int = 300,
+    vector_size: Size = 300,
 ) -> Method:
     """Every label attends to the places that look like it, and passes its features over a graph of the labels.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halflabel.methods.base import AfterEpoch, Method, Needs, Not, PerEpoch, method
+from halflabel.methods.base import AfterEpoch, Method, Needs, NonNegative, Not, PerEpoch, Size, method
 from halflabel.methods.parts.transfer import SemanticTransfer
 from halflabel.methods.ssgrl import ssgrl
 
@@ -28,10 +28,10 @@ def sst(
     theta_fall: PerEpoch = 0.025,
     theta_floor: float = 0.75,
     warm: AfterEpoch = 5,
-    guess_weight: float = 1.0,
-    pair_weight: float = 10.0,
-    contrast_weight: float = 0.05,
-    bank: int = 100,
+    guess_weight: NonNegative = 1.0,
+    pair_weight: NonNegative = 10.0,
+    contrast_weight: NonNegative = 0.05,
+    bank: Size = 100,
     **head: Any,
 ) -> Method:
     """Unknown labels become present if known labels of the image, or other images of the label, clearly suggest it.

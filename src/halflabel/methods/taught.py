@@ -19,7 +19,7 @@ from halflabel.evaluation.positives_only import fit_positives_only
 from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, Share, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler, check_size
 from halflabel.system.validate import between
@@ -86,7 +86,7 @@ _SMALLEST = 1e-4  # probabilities of the teacher are clipped to [this, 1 − thi
     lr=1e-3,
     tune={"trust": (0.1, 0.3)},
 )
-def taught(teacher: str = "", trust: float = 0.2, smoothing: float = 0.1) -> Method:
+def taught(teacher: str = "", trust: Share = 0.2, smoothing: float = 0.1) -> Method:
     """Unknown labels are learned from another model's probabilities, weighted by how well it ranks the known labels.
 
     Use it if any other model, such as CLIP, an LLM or an older run, has scored the training images. The model learns
@@ -105,7 +105,6 @@ def taught(teacher: str = "", trust: float = 0.2, smoothing: float = 0.1) -> Met
     that ranks all known labels rightly, from 0 to 1; a known label has weight 1. smoothing (ε₀): the chance that an
     entry is present if nothing else is known.
     """
-    between(0, 1, trust=trust)
     between(0, 0.5, smoothing=smoothing)
     return Method(BCE(), Taught(teacher, trust, smoothing))
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.features.heads import Head, pool
-from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.ranking import Ranking, UnknownAs, ranking_method
-from halflabel.system.validate import MAX_SIZE, at_least, between
+from halflabel.methods.base import REGIMES, Method, NonNegative, Size, method
+from halflabel.methods.parts.ranking import Rank, Ranking, Unknown, UnknownAs, ranking_method
 from halflabel.types import Output
 
 
@@ -60,7 +59,9 @@ class Bilinear(Head):
     lr=1e-3,
     tune={"dimensions": (50, 100, 200)},
 )
-def wsabie(dimensions: int = 100, norm: float = 0.0, rank: str = "sampled", unknown: str = "auto") -> Method:
+def wsabie(
+    dimensions: Size = 100, norm: NonNegative = 0.0, rank: Rank = "sampled", unknown: Unknown = "auto"
+) -> Method:
     """Images and labels share a small space, in which known positives rank before known negatives.
 
     Use it for very many classes, if a full classifier per class is too large, or to look up labels by inner products.
@@ -81,8 +82,6 @@ def wsabie(dimensions: int = 100, norm: float = 0.0, rank: str = "sampled", unkn
     pairs of a positive are charged, not the one that was drawn; vectors that are too long are shortened when they are
     used.
     """
-    between(1, MAX_SIZE, dimensions=dimensions)
-    at_least(0, norm=norm)
     # A ramp with leak 1 is the hinge.
     loss = Ranking(leak=1.0, kappa=0.0, rank=rank)
     return ranking_method(loss, UnknownAs(unknown), head=partial(Bilinear, dimensions=dimensions, norm=norm))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.system.validate import between, one_of
 from halflabel.types import Batch, Targets, at_least_float32
 
 
@@ -109,8 +108,6 @@ class Ranking(Loss):
         self, s: float = -0.8, kappa: float = 5.0, leak: float = 0.0, rank: str = "sampled", rounded: bool = False
     ) -> None:
         super().__init__()
-        one_of(("sampled", "exact"), rank=rank)
-        between(0, 1, leak=leak)
         if not -1 < s <= 0:
             raise UserError(f"s is {s:g}", "give a number above −1 and up to 0, such as −0.8")
         self.s = s
@@ -136,6 +133,10 @@ def ranking_method(loss: Ranking, relabel: Relabeler, **parts: Any) -> Method:
     return method
 
 
+Rank = Literal["sampled", "exact"]
+Unknown = Literal["auto", "ignore", "negative"]  # an option: what unknown labels are taken as
+
+
 class UnknownAs(Relabeler):
     """Known + → (1, 0), known − → (0, 1); unknown entries of images with a known label → (0, 0) or (0, 1).
 
@@ -151,7 +152,6 @@ class UnknownAs(Relabeler):
 
     def __init__(self, policy: str = "auto") -> None:
         super().__init__()
-        one_of(("auto", "ignore", "negative"), unknown=policy)
         self.policy = policy
         self.register_buffer("weight", torch.tensor(float(policy == "negative")))
 

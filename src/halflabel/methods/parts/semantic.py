@@ -20,7 +20,6 @@ from halflabel.methods.parts.label_graph import Edges, read_edges
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.system.gpu_memory import in_chunks
-from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
 
 MOST_CLASSES = 10_000  # with more, the graph alone would take more than 400 MB of the model file
@@ -250,10 +249,7 @@ def label_edges(source: str, table: Table) -> Edges:
 def semantic_parts(
     *, steps: int, dropout: float, width: int, rank: int, graph: str, vectors: str, vector_size: int
 ) -> dict[str, Any]:
-    """Check the options of the head of ssgrl; return the arguments of `SemanticMethod` for them."""
-    between(0, MAX_SIZE, width=width, steps=steps)
-    between(1, MAX_SIZE, rank=rank, vector_size=vector_size)
-    below_one(dropout=dropout)
+    """Return the arguments of `SemanticMethod` for the options of the head of ssgrl."""
     return {
         "make": partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps, dropout=dropout),
         "edges": partial(label_edges, graph),

@@ -17,7 +17,7 @@ from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Begins, Ignore
 from halflabel.methods.parts.semantic import SemanticMethod, label_features, semantic_parts
 from halflabel.system.gpu_memory import in_chunks
-from halflabel.system.validate import MAX_SIZE, at_least, between
+from halflabel.system.validate import MAX_SIZE, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
 _CHUNK_NUMBERS = 1 << 24  # numbers of a chunk of pairs
@@ -55,9 +55,7 @@ class SemanticTransfer(SemanticMethod):
     ) -> None:
         if not 0 <= theta_floor <= theta <= 1:
             raise UserError(f"theta {theta:g} cannot fall to {theta_floor:g}", "use 0 ≤ theta_floor ≤ theta ≤ 1")
-        between(1, MAX_SIZE, bank=bank, width=width)
-        at_least(0, warm=warm, theta_fall=theta_fall, guess_weight=guess_weight, pair_weight=pair_weight)
-        at_least(0, contrast_weight=contrast_weight)
+        between(1, MAX_SIZE, width=width)
         super().__init__(relabel=WarmUp("guessing labels", warm), **semantic_parts(width=width, rank=rank, **head))
         self.width = width
         self.warm, self.theta_start, self.theta_fall, self.theta_floor = warm, theta, theta_fall, theta_floor
