@@ -19,10 +19,9 @@ _SCHEMES = {"ll-r": ("reject", 0.5), "ll-ct": ("correct", 0.2), "ll-cp": ("keep"
 
 
 class BoostedMaps(Head):
-    """Class maps A = W · features + b at each place; x = mean over places of max(A, α·A), α ≥ 1.
+    """x = mean over places of max(A, α·A): (B, D, h, w) -> logits (B, C), maps (B, C, h, w).
 
-    (B, D, h, w) -> logits (B, C), maps (B, C, h, w). Pooled features (B, D) are maps of one cell. Without
-    `while_training` the boost is used in evaluation mode only. Memory: 4·(D + 1) bytes per class.
+    Pooled features (B, D) are maps of one cell. Without `while_training` the boost is used in evaluation mode only.
     """
 
     needs_maps = True

@@ -68,11 +68,7 @@ def cnn_rnn(
 
 
 class Ordered(UnknownAs):
-    """`UnknownAs`, and the order of the known positives of an image in its path.
-
-    "frequent": the label with the most known positives first; "rare": last; "learned": by the scores of the model at
-    the first step. Stores 8 bytes per class.
-    """
+    """`UnknownAs`, and the order of the known positives of an image in its path."""
 
     position: Tensor  # (C,) int64, position of each label in the fixed order
 

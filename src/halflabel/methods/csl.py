@@ -14,13 +14,9 @@ from halflabel.types import Batch, Targets, at_least_float32
 
 
 class Selective(Relabeler):
-    """Unknown → absent with focus γ_unknown, or ignored if the entry is likely to be present.
+    """Known + → ((1 − p)^γ⁺, 0); known − → (0, q^γ⁻); unknown → (0, q^γ_unknown), or (0, 0) if likely present.
 
-    Known + → ((1 − p)^γ⁺, 0); known − → (0, q^γ⁻); unknown → (0, q^γ_unknown), q = max(p − margin, 0); but (0, 0) where
-    the class prior exceeds `prior_threshold` or the entry is among the topk·B most likely unknowns of the batch. The
-    weights have no gradient, as in the released loss. In the first `prior_epochs` epochs all unknowns
-    are ignored, and the prior is the mean of p per class over the last of them, a running mean.
-    Memory: 4 bytes per class.
+    The weights have no gradient. Memory: 4 bytes per class.
     """
 
     words = "unlikely unknown labels as absent"

@@ -76,8 +76,7 @@ def em_apl(
 class APL(Relabeler):
     """Known labels as in `FewAbsent`, pseudo-labelled → (β s, β (1 − s)), still unknown → (0, 0).
 
-    Equal scores are ordered by the hashes of the image names, so the order of the table does not matter; images that
-    cannot be read stay unknown. Memory: 4 bytes per image and class, and one table of logits per sweep.
+    Equal scores are ordered by the hashes of the image names, so the order of the table does not matter.
     """
 
     words = "asymmetric pseudo-labels"

@@ -115,8 +115,7 @@ class LabelVectorHead(Head):
 class RankNet(Loss):
     """1/(|P|·|N|) Σ_{p present} Σ_{n absent} log(1 + exp(x_n − x_p)) of each image, in the columns of the positives.
 
-    With weights: pos_p · neg_n for a pair, and their sums for |P| and |N|. Memory: 12 bytes per pair of a
-    positive and any class; above 2²² of them they are computed in chunks that the backward pass recomputes.
+    With weights: pos_p · neg_n for a pair, and their sums for |P| and |N|. Above 2²² pairs they are computed in chunks.
     """
 
     def forward(self, logits: Tensor, targets: Targets) -> Tensor:

@@ -32,11 +32,7 @@ def box_cox(cross_entropy: Tensor, q: float) -> Tensor:
 
 
 class SoftUnknown(Relabeler):
-    """Unknown → (V·K, V·(1 − K)), K = σ(w·p + b), V = exp(−½((p − μ)/σ)²); known labels unchanged.
-
-    Each of w, b, μ, σ moves linearly from its first to its last value over `span` epochs (0 = all epochs) and stays
-    there: w and b with (epoch − 1)/span, μ and σ with epoch/span.
-    """
+    """Unknown → (V·K, V·(1 − K)); each of w, b, μ, σ moves linearly from its first to its last value."""
 
     words = "estimated labels"
 

@@ -14,10 +14,7 @@ _PAPER = "Zhang 2021 (Simple and Robust Loss Design for Multi-Label Learning wit
 
 
 class Hill(Loss):
-    """ℓ⁺ = (1 − p_m)^γ · −log p_m, ℓ⁻ = (λ − p) · p², with p = σ(x), p_m = σ(x − m).
-
-    dℓ⁻/dx = (2λ − 3p) · p² · (1 − p): for λ = 1.5 largest at p = ½, and 0 at p = 1.
-    """
+    """ℓ⁺ = (1 − p_m)^γ · −log p_m, ℓ⁻ = (λ − p) · p², with p = σ(x), p_m = σ(x − m)."""
 
     def __init__(self, margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> None:
         super().__init__()

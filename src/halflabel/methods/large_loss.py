@@ -33,9 +33,8 @@ def largest(values: Tensor, candidates: Tensor, count: int) -> Tensor:
 class LargeLoss(Relabeler):
     """Unknown → absent, except for the k unknown entries of the batch with the largest losses.
 
-    Scheme "reject" ignores these → (0, 0); "correct" takes them as present in this step → (1, 0); "keep" for ever.
-    k = ceil(B·C·Δ·(epoch − 1)); for "keep" ceil(B·C·Δ), and none in the first epoch. Known labels stay.
-    Memory: none; for "keep" 1 byte per image and class, in `flipped`.
+    Scheme "reject" ignores these → (0, 0); "correct" takes them as present in this step → (1, 0); "keep" for ever, with
+    1 byte per image and class.
     """
 
     words = "large losses of unknown labels"

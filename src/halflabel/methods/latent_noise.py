@@ -29,16 +29,10 @@ def relevance(visual: Tensor, present: Tensor, absent: Tensor) -> Tensor:
 
 
 class LatentNoiseHead(Head):
-    """A visual classifier v, and the relevance h: the probability that a class is reported. Misra 2016.
-
-        v = σ(W f + b),   h = r₁ v + r₀ (1 − v)
-        r₁ = σ(ρ W₁ f + b₁) = P(reported | present, f),   r₀ = σ(ρ W₀ f + b₀) = P(reported | absent, f)
+    """A visual classifier v, and the relevance h: the probability that a class is reported.
 
     In training the logits are those of h; in evaluation those of `score`: "visual" (v) or "relevance" (h). At the start
-    nearly every class is reported correctly: W₁ = W₀ = 0, b₁ = `first`, b₀ = −`first`. `rate` (ρ) slows down what the
-    noise learns from the image: as fast as v, it would learn in place of v.
-
-    (B, D) or (B, D, h, w) -> logits (B, C). Class maps are those of v. Memory: 12·(D + 1) bytes per class.
+    W₁ = W₀ = 0, b₁ = `first`, b₀ = −`first`. (B, D) or (B, D, h, w) -> logits (B, C). Class maps are those of v.
     """
 
     adds_names = False  # in training the logits are those of h

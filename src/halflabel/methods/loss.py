@@ -126,30 +126,29 @@ class MethodLoss(nn.Module):
         return self.name
 
 
-class _LogitsAsModel:
-    """Stands in for the model in `Method.step`: its input and its output are the logits; other uses are refused."""
+class _Missing:
+    """Stands in for what a loss does not have: any use of it raises a UserError."""
+
+    def __init__(self, error: UserError) -> None:
+        self._error = error
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        raise self._error
+
+
+class _LogitsAsModel(_Missing):
+    """Stands in for the model in `Method.step`: its input and its output are the logits."""
 
     def __init__(self, name: str, logits: Tensor) -> None:
+        super().__init__(_impossible(name, "uses the weights of the model"))
         self._name = name
         self._logits = logits
 
     def __call__(self, view: Tensor) -> Output:
         if view is not self._logits:
             raise _impossible(self._name, "scores altered images")
-        return Output(view, _NoFeatures(self._name))  # type: ignore[arg-type]  # raises if used
-
-    def __getattr__(self, attribute: str) -> NoReturn:
-        raise _impossible(self._name, "uses the weights of the model")
-
-
-class _NoFeatures:
-    """Stands in for the features of the images, which the loss does not have."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> NoReturn:
-        raise _impossible(self._name, "uses the features of the images")
+        features: Any = _Missing(_impossible(self._name, "uses the features of the images"))
+        return Output(view, features)
 
 
 class _BatchWithoutIndex(Batch):

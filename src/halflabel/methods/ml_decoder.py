@@ -22,11 +22,8 @@ class QueryHead(Head):
         o_k = LN(q_k + O [Σ_p a_kp V z_p of all attention heads]),   o_k ← LN(o_k + F₂ ReLU(F₁ o_k))
         x_c = w_c · o_k + b_c,   k = ⌊c / g⌋,   g = ⌈C / K⌉ classes share a query
 
-    `queries` K = 0 means one per class, as in Q2L. There is no attention between queries, which ML-Decoder found not to
-    help. (B, D, h, w) -> logits (B, C); pooled features (B, D) are maps of one cell. `class_maps` are the attention of
-    each class's query, averaged over attention heads.
-
-    Memory: weights 4·W·(D + 8·W + K + C) bytes; in training about 4·(K·(8·W + heads·P) + 4·P·W) per image.
+    `queries` K = 0 means one per class. (B, D, h, w) -> logits (B, C); pooled features (B, D) are maps of one cell.
+    `class_maps` are the attention of each class's query, averaged over attention heads.
     """
 
     needs_maps = True

@@ -23,26 +23,15 @@ _MAX_STATES = 1 << 23  # B·C·d numbers of node states; a larger batch is compu
 
 
 class GnnHead(Head):
-    """Graph neural network on the logits of another head. Durand 2019, section 3.2 and algorithm 2.
-
-        h_v⁰ = x_v e_v ∈ R^d                                                      (eq. 12)
-        m_v = 1/(C − 1) Σ_{u ≠ v} ReLU(M h_u + b)                                 (eq. 13)
-        h_v ← GRU(h_v, m_v), T times                                              (eq. 14)
-        y_v = e_v · (h_v⁰ + h_v^T)                                                (eq. 15)
+    """Graph neural network on the logits of another head. Durand 2019, section 3.2 and algorithm 2, eq. 12 to 15.
 
     One node per class, all connected; M, b and the GRU are shared by nodes and steps. In the paper d = C and e_v is the
-    v-th unit vector: so here up to 40 classes, and with `node_size` 0. With more classes the C³ of its time is out of
-    reach (a minute per step at 1,000 classes); then d is `node_size`, and e_v a fixed random unit vector. Eq. 15 leaves
-    a vector per class, and the text does not say how it becomes a score: this takes the component along e_v, which held
-    the score in h_v⁰. With torch's initial weights y is close to (1 + 2^−T) x: training starts from the logits of the
-    inner head.
+    v-th unit vector: so here up to 40 classes, and with `node_size` 0. With more classes d is `node_size`, and e_v a
+    fixed random unit vector. With torch's initial weights y is close to (1 + 2^−T) x.
 
-    (B, D) or (B, D, h, w) -> logits (B, C). Maps and `class_maps` are those of the inner head: they show x, not y.
-    For an ensemble, put several of these into `Ensemble`, not an `Ensemble` into this.
-
-    Memory: 28·d² bytes of weights; in training at most 36·T·C·d bytes per image, and at the peak half as much again. A
-    batch of more than 2^23 numbers of states is computed in parts, which the backward pass computes again. Time:
-    7·T·C·d² multiplications per image.
+    (B, D) or (B, D, h, w) -> logits (B, C). Maps and `class_maps` are those of the inner head: they show x, not y. For
+    an ensemble, put several of these into `Ensemble`, not an `Ensemble` into this. A batch of more than 2^23 numbers of
+    states is computed in parts, which the backward pass computes again.
     """
 
     directions: Tensor  # (C, d): e_v

@@ -64,14 +64,9 @@ def rlsd(
 class Regional(RecurrentHead):
     """`RecurrentHead` in every window of the map, each path following its own best label; the maximum over windows.
 
-        x_c = max_r max_t m_rc(t),   m_rc(t) = (u_c − u_end) · ReLU(U_o LSTM(u_{l_r(t−1)}) + U_I f_r)
-
-    over the steps at which region r is not at its end and has not named c: a region ends where `end` beats all labels
-    that it has not named. The first step always counts. Training and evaluation are alike.
-
-    (B, D, h, w) -> logits (B, C); pooled features (B, D) are maps of one cell, where all windows are the same. Memory:
-    weights as `RecurrentHead`; R = Σ n² windows take about 20·R·C bytes per image and step in training: 14 windows, 4
-    steps and 80 classes 90 kB.
+    A region ends where `end` beats all labels that it has not named. The first step always counts. Training and
+    evaluation are alike. (B, D, h, w) -> logits (B, C); pooled features (B, D) are maps of one cell, where all windows
+    are the same.
     """
 
     needs_maps = True

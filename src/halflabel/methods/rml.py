@@ -24,10 +24,9 @@ _BLOCK_IMAGES = 1 << 16  # images processed at a time
 class PropagateLabels(UnknownAs):
     """Unknown labels are copied from the nearest labelled image, with weight s_i = exp(−d_i/t). Cevikalp 2019, eq. 5.
 
-    Known + → (labelled, 0), known − → (0, labelled), copied + → (s_i, 0), copied − → (0, s_i); labels that are still
-    unknown as in `UnknownAs`, with the weight of the image. It stores the nearest image and its similarity, 12 bytes
-    per image; labels are looked up in the training table. A sweep has 4·(C + D) bytes per image, from 256 MB on in
-    scratch files; the search takes 4·D bytes per labelled image in memory and 8·D on the device.
+    Labels that are still unknown count as in `UnknownAs`, with the weight of the image. It stores 12 bytes per image;
+    labels are looked up in the training table. A search takes 4·D bytes per labelled image in memory and 16·D on the
+    device.
     """
 
     words = "label propagation"

@@ -26,9 +26,8 @@ _UNKNOWN = math.log(0.6 / 0.4)  # initial estimates of unknown labels are within
 class LabelEstimates(Relabeler):
     """θ, a free logit per training image and class; targets are half the known labels and half the estimates.
 
-    known + → ½ (1 + θ̂, 1 − θ̂), known − → ½ (θ̂, 2 − θ̂), unknown → ½ (θ̂, 1 − θ̂). Memory: 4 bytes per image and
-    class, and 12 more for its gradient and Adam's two averages. A second start with the same labels, as
-    after LinearInit, keeps what was learned.
+    Memory: 4 bytes per image and class, and 12 more for its gradient and Adam's two averages. A second start with the
+    same labels, as after LinearInit, keeps what was learned.
     """
 
     words = "estimated labels"

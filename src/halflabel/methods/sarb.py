@@ -22,8 +22,7 @@ from halflabel.types import Batch, Output, Targets
 class Blending(SemanticMethod):
     """L = L_known + instance_weight · L_instance + prototype_weight · L_prototype + contrast_weight · L_cos.
 
-    α and β start at `share`, are learned if `learn`, and clipped to [0, 1]. `by` is how prototypes are computed
-    (`Prototypes`); with "quadrants" a label gets the prototype of another quarter of the picture than its own.
+    α and β start at `share`, are learned if `learn`, and clipped to [0, 1]. `by` is how prototypes are computed.
     """
 
     samples = True  # partners, labels and prototypes are drawn at random

@@ -17,13 +17,10 @@ from halflabel.types import Batch, Output, Targets, at_least_float32
 
 
 class SaliencyHead(Head):
-    """Class maps A = W · features + b at each place; the score is their mean, shifted by the mean of their top k cells.
-
-        a_c = mean(A_c),   s_c = mean of the k largest cells of A_c,   x_c = a_c + α s_c    (Wang 2023, eq. 3 to 5)
+    """Class maps; the score is their mean, shifted by the mean of their top k cells: a_c + α s_c. Eq. 3 to 5.
 
     (B, D, h, w) -> logits (B, C), maps (B, C, h, w). With fewer than k cells s_c is the mean of all; pooled features
     (B, D) are maps of one cell, where x_c = (1 + α) A_c. `infer` "mean" leaves the shift out in evaluation mode.
-    Memory: 4·(D + 1) bytes per class.
     """
 
     needs_maps = True
@@ -185,8 +182,7 @@ def srcr(
 class Confident(Relabeler):
     """Known labels stay; unknown → (1, 0) if p ≥ τ, (0, 1) if 1 − p ≥ τ, else (0, 0). Wang 2023, eq. 8.
 
-    Where both hold (τ = p = 0.5) they cancel, as in the paper's difference of indicators. Before the epoch `first` all
-    unknown → (0, 0). It stores nothing.
+    Where both hold (τ = p = 0.5) they cancel. Before the epoch `first` all unknown → (0, 0).
     """
 
     words = "pseudo-labels of confident scores"

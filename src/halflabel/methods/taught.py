@@ -37,11 +37,7 @@ class _Scores(NamedTuple):
 
 
 def teacher_probabilities(path: str, table: Table) -> NDArray[np.float32]:
-    """Return the teacher's probabilities (N, C) for the entries of a table; NaN where the file has none.
-
-    The file is CSV with the columns image, class and probability, as `halflabel predict` writes it with --format csv
-    --all; other columns are ignored.
-    """
+    """Return the teacher's probabilities (N, C) for the entries of a table; NaN where the CSV file has none."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise UserError(f"{path} is not a file", "give a CSV file with the columns image, class and probability")

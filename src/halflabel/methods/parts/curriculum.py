@@ -25,26 +25,18 @@ class Curriculum(Relabeler):
     """Known + or weak + → (1, 0), known − or weak − → (0, 1), still unknown → (0, 0). Algorithm 1.
 
     Before each of the epochs `before` the whole training set is scored, and the easy ones of the entries that are still
-    unknown become weak labels, which are used like known ones. With x the logit, strategies and their default θ (theta
-    0):
+    unknown become weak labels. With x the logit, strategies and their default θ (theta 0):
 
         [a]  x ≥ θ present, x < −θ absent                                   θ = 2     (eq. 8)
         [b]  the ⌊θ M⌋ largest |x| of the M unknown entries of a block      θ = 0.8
         [c]  x ≥ θ present                                                  θ = 5     (eq. 9)
         [d]  [a] on the mean logit of an ensemble                           θ = 2     (eq. 10)
-        [e]  variance of passes ≤ θ, label by the sign of the mean               θ = 0.3   (eq. 11)
+        [e]  variance of passes ≤ θ, label by the sign of the mean          θ = 0.3   (eq. 11)
         2steps  every entry once: [a] with θ = 0, before the first of the epochs only
 
-    Weak labels stay, and later times add to them: the paper's label proportions for [b] are those of taking θ of the
-    entries that are *still* unknown twice (10 % known, θ = 0.1: 10 + 9 + 8.1 = 27.1, it reports 26.7; θ = 0.5: 77.5 and
-    77.4). A block of [b] is `block` images in the order of the hashes of their names, as random as a shuffled
-    mini-batch but reproducible. [d] uses the logits of the sweep, which for an ensemble head are the mean of its
-    members. Images that could not be read stay unknown.
-
-    `before` empty: before the epochs at half and three quarters, as in the paper (10 and 15 of 20). Memory: 1 byte per
-    image and class, from 256 MB on in a scratch file, and 8 bytes per image. A sweep has the logits of all images, 4
-    bytes per image and class (12 for [e], with mean and uncertainty), from 256 MB on in scratch files. They are read in
-    table order, by [b] in the order of the blocks.
+    Weak labels stay, and later times add to them. A block of [b] is `block` images in the order of the hashes of their
+    names, as random as a shuffled mini-batch but reproducible. Images that could not be read stay unknown. Memory: 1
+    byte per image and class, and in a sweep the logits of all images, 4 bytes per image and class (12 for [e]).
     """
 
     labels: EntryStore  # (N, C) int8: known and weak labels

@@ -14,10 +14,9 @@ _ROUNDS = 20
 
 
 class FeatureBank(nn.Module):
-    """The features of each label in the last `size` images that showed it, as they were then.
+    """The features of each label in the last `size` images that showed it, as they were then: 4·C·size·W bytes.
 
-    Memory: 4·C·size·W bytes; with size 100 and W = 256 that is 100 kB per label. `kind` is a number that the caller
-    stores with each.
+    `kind` is a number that the caller stores with each.
     """
 
     features: Tensor  # (C, M, W)
@@ -109,7 +108,7 @@ class Prototypes(nn.Module):
     """Typical features of each label, recomputed now and then from a feature bank.
 
     `by` "clusters": the centres of `count` clusters. "quadrants": the mean feature of each quarter of the picture
-    (count = 4); the mean of all where a quarter has none. Memory: 4·C·(size + count)·W bytes.
+    (count = 4); the mean of all where a quarter has none.
     """
 
     centres: Tensor  # (C, k, W)

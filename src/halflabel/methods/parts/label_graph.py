@@ -93,11 +93,8 @@ def from_cooccurrence(table: Table, k: int | None = None, *, prior: float = 1.0)
         rank of j' for row j:  #(j and j' present) / (#(j present, j' known) + prior), then the count, then the number
         weight of (j, j'):     #(j and j' present) / (#(j' present, j known) + prior), that is P(j | j')
 
-    Images where either label is unknown are not counted, so missing labels do not count as absent. `prior` keeps pairs
-    seen once or twice from outranking frequent ones; with 0, weights are the plain P(j | j'). Pairs never present
-    together have no edge. If no label is known to be absent, all P are near 1 and the count decides the rank.
-
-    Memory: 28 bytes per pair of a class that is present and a class that is known in the same image.
+    `prior` keeps pairs seen once or twice from outranking frequent ones; with 0, weights are the plain P(j | j'). If no
+    label is known to be absent, all P are near 1 and the count decides the rank.
     """
     together, seen = count_together(table)
     together = together.tocoo()

@@ -146,8 +146,7 @@ def _check_gamma(gamma: float) -> None:
 class ByShare:
     """1/B Σ_i g(p_i)/C Σ_c loss_ic, g(p) = α p^γ + β, p_i = the share of image i's entries with a target.
 
-    Durand 2019, eq. 1 and 2 (partial-BCE). α = 0, β = 1 is the mean over entries, α = 1, β = 0, γ = −1 the mean over
-    the known labels of each image. An image without known labels has no loss.
+    Durand 2019, eq. 1 and 2 (partial-BCE). An image without known labels has no loss.
 
     >>> reduce = ByShare.through(0.1, 5.0)
     >>> round(reduce.alpha, 2), round(reduce.beta, 2)

@@ -46,11 +46,7 @@ def joint_omp(parts: Sequence[Part], k: int, *, allowed: Tensor | None = None) -
 
     Not in the paper: of equal items the one with the lower number is chosen; an image stops if the best item is already
     chosen; zero vectors are never chosen; an item that is linearly dependent on earlier ones (squared sine of the angle
-    at most √ε) gets 0 in that part; and ⟨r, b⟩ ≤ √ε ‖t‖ ‖b‖ counts as 0. So rounding does not affect the choice; ε is
-    that of the dtype, at least float32, under autocast too.
-
-    Cost: k products of (B, n) by (n, M) per part, and work on k × k systems, all images together. Memory: (B, M) scores
-    and (B, k, n) chosen vectors.
+    at most √ε) gets 0 in that part; and ⟨r, b⟩ ≤ √ε ‖t‖ ‖b‖ counts as 0. So rounding does not affect the choice.
     """
     with torch.autocast(parts[0].targets.device.type, enabled=False):
         pursuits = [_Pursuit(part, k) for part in parts]

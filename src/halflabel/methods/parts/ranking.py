@@ -100,8 +100,7 @@ class Ranking(Loss):
     """Robust ranking by the ramp, weighted by the rank of each positive: see `ranking` for the formula.
 
     rank = "sampled" estimates a positive's rank as ⌊(m − 1)/q⌋ with m classes, known or not, and q negatives tried in
-    random order until one violates 1 − x_j + x_k ≥ 0; "exact" counts the violators. Only pos > 0 and neg > 0 form
-    pairs. Memory: about twenty (B, C) tensors of 8 bytes, never B·C·C.
+    random order until one violates 1 − x_j + x_k ≥ 0; "exact" counts the violators.
     """
 
     def __init__(

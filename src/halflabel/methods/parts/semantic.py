@@ -31,8 +31,7 @@ Matrix = NDArray[np.float64]
 class LabelAwareHead(Head):
     """A head that receives label vectors (C, d) and a label graph (C, C) when training starts.
 
-    Both are buffers of known size, so a saved head can be loaded without the training labels. Memory: 4·C·(d + C)
-    bytes.
+    Both are buffers of known size, so a saved head can be loaded without the training labels.
     """
 
     vectors: Tensor  # (C, d)

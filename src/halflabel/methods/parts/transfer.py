@@ -29,8 +29,7 @@ PairLogits = Callable[[Tensor, Tensor, Tensor], Tensor]  # (n,) images, labels a
 class SemanticTransfer(SemanticMethod):
     """L = L_known + L_within + L_across + weights · (co-occurrence loss, contrast, and what prototypes add).
 
-    With `prototypes` 0, a label is compared with the features in the bank, else with this many prototypes. `learned`
-    thresholds are trained by the known labels; otherwise they fall from epoch to epoch.
+    With `prototypes` 0, a label is compared with the features in the bank, else with this many prototypes.
     """
 
     theta: nn.Parameter  # (2,) thresholds within an image and across images
@@ -184,8 +183,7 @@ class Cooccurrence(nn.Module):
 
         p_cc' = σ(u_cc' · ReLU(Q f_c + R f_c') + b_cc'),   c < c'                      (Chen 2022, SST, IST module)
 
-    The paper's linear layer before u_cc' is part of u here: the same functions. Only pairs that the loss or the scores
-    use are computed. Memory: 4·k·C²/2 bytes of weights, k the rank; 24 bytes per pair of known labels.
+    The paper's linear layer before u_cc' is part of u here: the same functions. Memory: 4·k·C²/2 bytes of weights.
     """
 
     weight: nn.Parameter  # (P, k): the pairs (0, 1), (0, 2), …, (C − 2, C − 1)
