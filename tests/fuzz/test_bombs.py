@@ -19,7 +19,7 @@ from halflabel.features.backbones import build_backbone
 from halflabel.images.decode import BadImage, read_image
 from halflabel.labels import formats
 from halflabel.labels.formats import _csv
-from halflabel.labels.formats import _parquet as sheet
+from halflabel.labels.formats import _sheets as sheet
 from halflabel.labels.policy import Policy
 from halflabel.runs.folder import RunFolder
 

@@ -19,7 +19,7 @@ from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, read_image
 from halflabel.labels import formats
 from halflabel.labels.formats import _entries as unlisted_policy
-from halflabel.labels.formats import _parquet as parquet
+from halflabel.labels.formats import _sheets as parquet
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import top_pairs
 

@@ -26,7 +26,7 @@ from halflabel.images.decode import none_found_error
 from halflabel.images.pack.source import ImagePaths
 from halflabel.images.sources import Features, FetchedBatch, Images, Plan
 from halflabel.images.views import View
-from halflabel.labels.formats._parquet import parquet_files
+from halflabel.labels.formats._sheets import parquet_files
 from halflabel.labels.names import Names
 from halflabel.system import memory
 from halflabel.system.remote import local_path

@@ -118,7 +118,7 @@ def _read(path: Path, column: str, images: Names) -> list[str | None]:
 def _tables_with(column: str, labels: Path) -> list[Path]:
     """The CSV files of a folder, or the label file or the folder of Parquet files itself, that have a column."""
     from halflabel.labels.formats._csv import first_line, header_fields
-    from halflabel.labels.formats._parquet import parquet_columns, parquet_files
+    from halflabel.labels.formats._sheets import parquet_columns, parquet_files
 
     files = sorted(labels.glob("*.csv")) if labels.is_dir() and not parquet_files(labels) else [labels]
     return [path for path in files if column in (parquet_columns(path) or header_fields(first_line(path)))]

@@ -26,7 +26,7 @@ from halflabel.images.items import Items
 from halflabel.images.pack.read import find_packed_image, images_not_packed
 from halflabel.images.sources import Images
 from halflabel.images.stored_features import StoredFeatures, holds_features, stored_names
-from halflabel.labels.formats._parquet import parquet_files
+from halflabel.labels.formats._sheets import parquet_files
 from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.system import distributed

@@ -62,12 +62,11 @@ def test_an_image_without_a_list_stays_unknown() -> None:
     result = imagefolder.read(GOLDEN / "lists" / "metadata.jsonl", ABSENT)
     assert result.table().dense().tolist() == [[1, 1, -1], [-1, -1, -1], [0, 0, 0], [1, -1, 1]]
     assert ("not listed", "absent", 5) in [tuple(line) for line in result.audit.value_counts]
-    assert any(note.startswith("1 images have null instead of a list") for note in result.audit.notes)
+    assert any(note.startswith("1 images were labelled by nobody") for note in result.audit.notes)
 
 
 def test_lists_alone_need_a_word_about_the_unlisted() -> None:
     error = label_error(imagefolder.read, GOLDEN / "lists")
-    assert error.column == "labels"
     assert "‹unlisted=unknown›" in error.fix
 
 
@@ -77,7 +76,7 @@ def test_golden_lists_of_present_and_absent() -> None:
     assert list(table.classes) == ["dog", "cat", "bird"]
     assert table.dense().tolist() == [[1, 1, -1], [-1, -1, 0], [0, 0, 1]]
     assert result.rows.count_conflicts() == 1
-    assert any("1 entries are in both lists" in note for note in result.audit.notes)
+    assert any("1 entries are both present and absent" in note for note in result.audit.notes)
     assert [tuple(line) for line in result.audit.value_counts] == [
         ("in labels", "present", 3),
         ("in absent", "absent", 4),
@@ -221,7 +220,7 @@ def test_faults_in_lists(tmp_path: Path) -> None:
     assert "‹ignore" in label_error(imagefolder.read, path, UNKNOWN).fix
     assert list(imagefolder.read(path, Policy(unlisted="unknown", ignore=("tags",))).rows.classes) == ["cat"]
     assert (
-        "no classes"
+        "no image has a label"
         in label_error(imagefolder.read, jsonl(tmp_path, {"file_name": "a", "labels": []}), UNKNOWN).message
     )
     pq.write_table(pa.table({"file_name": ["a", "b"], "labels": [["x"], ["x", None]]}), tmp_path / "m.parquet")

@@ -13,7 +13,7 @@ import pytest
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
-from halflabel.labels.formats._parquet import read_parquet
+from halflabel.labels.formats._sheets import read_parquet
 from halflabel.labels.groups import column_group, image_groups
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table

@@ -24,7 +24,7 @@ from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import check_exists
 from halflabel.labels.formats._json import head_and_tail
 from halflabel.labels.formats._layout import TABLES, choose_reading, table_form
-from halflabel.labels.formats._parquet import parquet_files
+from halflabel.labels.formats._sheets import parquet_files
 from halflabel.labels.formats._unpack import Unpacked, unpack, unpack_records
 from halflabel.labels.formats._write import check_provenance, drop_uncertain
 from halflabel.labels.formats.unsupported import (
@@ -240,7 +240,6 @@ def _read(path: Path, policy: Policy, name: str, is_stated: bool) -> LabelImport
 
 
 def can_ignore_columns(path: Path, format: str = "auto") -> bool:
-    """Whether the format of a label file takes the option to ignore a column."""
     return "ignore" in format_of(detect_format(path) if format == "auto" else format).USES
 
 
@@ -277,7 +276,6 @@ def add_to_table(
 
 
 def written_formats() -> list[str]:
-    """The names of the formats that can be written, not only read."""
     return [name for name in known_formats() if hasattr(format_of(name), "write")]
 
 

@@ -121,7 +121,6 @@ def beginning_lines(path: Path) -> Generator[str]:
 
 
 def wide_encoding(beginning: bytes) -> str | None:
-    """UTF-16 or UTF-32, by its byte order mark; None for other files."""
     return next((name for mark, name in _WIDE_ENCODINGS.items() if beginning.startswith(mark)), None)
 
 
@@ -243,7 +242,6 @@ def record_line(path: Path, number: int, delimiter: str, encoding: str = "utf-8"
 
 
 def csv_fault(path: Path, header: list[str], error: Exception, delimiter: str, encoding: str = "utf-8") -> LabelError:
-    """The error for a file that Arrow cannot read, with the first faulty line."""
     if not header:
         return LabelError("there are only blank lines", "export the labels again, with a header line", path)
     try:
@@ -301,7 +299,6 @@ def read_beginning(path: Path, encoding: str | None, count: int = 100) -> Beginn
 
 
 def check_width(columns: int, path: Path) -> None:
-    """Raise LabelError if a table has too many columns."""
     if columns > MOST_COLUMNS:
         message = f"the table has {columns:,} columns, over the limit of {MOST_COLUMNS:,}"
         raise LabelError(message, "write one label per line: image,class,value", path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -37,11 +37,9 @@ class Entries:
         self._unknown: list[tuple[int, int]] = []
 
     def add_image(self, name: str) -> None:
-        """Give an image its number; it may have no labels."""
         self.images.setdefault(name, len(self.images))
 
     def add_class(self, name: str) -> None:
-        """Give a class its number; it may have no labels."""
         self.classes.setdefault(name, len(self.classes))
 
     def add(
@@ -64,7 +62,6 @@ class Entries:
         )
 
     def build(self) -> Labels:
-        """All rows, in order; the audit counts them."""
         for sign, meaning in _MEANINGS.items():
             for (raw, each), count in self._counts.items():
                 self.audit.add(raw, meaning, count * (each == sign))
@@ -91,25 +88,6 @@ class Entries:
         images = None if complete is None else np.array([name in complete for name in self.images], bool)
         rows = apply_unlisted_policy(rows, policy, self.audit, images=images, default=default, unknown=unknown)
         return LabelImport(rows, self.audit)
-
-
-def rows_of_lists(
-    images: Names, classes: Names, lists: Mapping[str, tuple[int, NDArray[np.int64], NDArray[np.int64]]], audit: Audit
-) -> Labels:
-    """The rows of lists of classes, the present ones first: name -> (+1 or −1, image and class of each item)."""
-    signs, keys, repeats = [], [], 0
-    for name, (sign, image, column) in lists.items():
-        key = np.sort(image * len(classes) + column)  # faster than np.unique
-        signs.append(sign)
-        keys.append(key[np.diff(key, prepend=-1) > 0])
-        repeats += len(key) - len(keys[-1])
-        audit.add(f"in {name}", _MEANINGS[sign], len(keys[-1]))
-    # Present comes last, so that it wins if a class is in both lists.
-    key, value = np.concatenate(keys[::-1]), np.repeat(np.array(signs[::-1], np.int8), [len(key) for key in keys[::-1]])
-    rows = Labels.build(images, classes, key // len(classes), key % len(classes), value)
-    audit.note_count(repeats, "tags are repeated for the same image: counted once")
-    audit.note_count(rows.count_conflicts(), IN_BOTH_LISTS)
-    return rows
 
 
 def utc_time(text: str) -> datetime:

@@ -14,8 +14,8 @@ from typing import Any
 
 from halflabel.labels.formats._csv import FILE_CELL, csv_line
 from halflabel.labels.formats._json import Node, load_json, load_lines
-from halflabel.labels.formats._parquet import read_parquet
 from halflabel.labels.formats._records import image_names
+from halflabel.labels.formats._sheets import read_parquet
 from halflabel.system.files import is_utf8
 
 Record = dict[str, Any]

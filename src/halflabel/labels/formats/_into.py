@@ -35,8 +35,6 @@ _Lists = dict[str, dict[str, int]]  # image -> class -> +1 or −1
 
 @dataclass
 class Added:
-    """What was added to a table, and what the table cannot take."""
-
     labels: int = 0
     kept: int = 0  # labels of the table that contradict those to add
     left_out: Counter[str] = field(default_factory=Counter)  # reason -> labels
@@ -115,7 +113,6 @@ class _Copy:
                 yield self.line(changed, raw) if new else raw
 
     def line(self, fields: list[str], like: str = "") -> str:
-        """A record in the style of another one."""
         end = like[len(like.rstrip("\r\n")) :] if like else self.line_end
         quoting: Literal[0, 1] = (
             csv.QUOTE_ALL if like.startswith('"') and like.count('"') >= 2 * len(fields) else csv.QUOTE_MINIMAL

@@ -51,7 +51,6 @@ class Node:
         return self.parent.line if self.parent is not None else self.key if isinstance(self.key, int) else None
 
     def error(self, message: str, fix: str) -> LabelError:
-        """A LabelError for this place."""
         return LabelError(message, fix, self.path, line=self.line, column=self.place or None)
 
     def refuse(self, expected: str, fix: str) -> LabelError:
@@ -74,13 +73,11 @@ class Node:
         return Node(value, self.path, self, key)
 
     def object(self, fix: str = "make it an object") -> Record:
-        """The value as an object."""
         if not isinstance(self.value, dict):
             raise self.refuse("an object", fix)
         return self.value
 
     def each(self) -> list[Node]:
-        """The items of a list, or the values of an object by their keys; null is empty."""
         if isinstance(self.value, dict):
             return [Node(item, self.path, self, key) for key, item in self.value.items()]
         return self.list("make it a list or an object", optional=True)
@@ -92,7 +89,6 @@ class Node:
         return [Node(item, self.path, self, number) for number, item in enumerate(self.value or ())]
 
     def id(self) -> Id:
-        """The value as an id: a whole number or text."""
         if isinstance(self.value, bool) or not isinstance(self.value, (int, str)):
             raise self.refuse("an id", "give it a whole number or a text")
         return self.value
@@ -210,7 +206,6 @@ class JsonLines(CsvTable):
         return len(self.records)
 
     def is_list(self, name: str) -> bool:
-        """Whether a column holds lists."""
         return any(isinstance(record.get(name), list) for record in self.records)
 
     def _cells(self, name: str) -> pa.Array:

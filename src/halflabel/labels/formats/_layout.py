@@ -71,8 +71,6 @@ _DATE = re.compile(r"\d{4}[-/:.]\d\d?[-/:.]\d\d?\b.*|\d\d?[-/.]\d\d?[-/.]\d{2,4}
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column of the beginning of a table."""
-
     name: str
     cells: Sequence[str]  # stripped
     in_box: bool = True  # whether other columns are coordinates too: else left, top and x may be classes
@@ -218,7 +216,6 @@ class Column:
 
 
 def is_image_name(text: str) -> bool:
-    """Whether a cell is the name or the address of an image or a video."""
     return IMAGE_NAME.fullmatch(text.partition("?")[0]) is not None
 
 
@@ -236,7 +233,6 @@ class Reading:
     words: str = ""
 
     def but(self, words: str, *stated: tuple[str, str], **changes: Any) -> Reading:
-        """This reading with more options."""
         both = "; ".join(filter(None, (self.words, words)))
         return replace(self, policy=replace(self.policy, **changes), stated=(*self.stated, *stated), words=both)
 
@@ -322,7 +318,6 @@ class Layout:
 
     @cached_property
     def others(self) -> list[Column]:
-        """The columns that may hold labels."""
         left_out = {self.image, *self.policy.ignore, *self.policy.where}
         return [column for column in self.columns if column.name not in left_out]
 
@@ -482,7 +477,6 @@ class Layout:
         return [as_tags]
 
     def _is_long(self, column: Column) -> bool:
-        """Whether the table is a row per label for the reader of such rows, which also reads sources and scores."""
         is_usual = find_roles(self.header, self.image).get("class") == column.name
         return self.policy.tag_column is None and is_usual and len(self.header) <= MOST_COLUMNS
 
@@ -546,7 +540,6 @@ def _classes_of(column: Column) -> set[str]:
 
 
 def _words_of(column: Column) -> set[str]:
-    """The words in the cells of a column, in lower case."""
     return {word.lower() for cell in column.distinct for word in re.split(r"[\s,;|]+", cell) if word}
 
 

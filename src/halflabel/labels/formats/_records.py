@@ -73,7 +73,6 @@ class RecordFormat:
     has_paths: bool = True  # names of images are paths of other machines, or URLs
 
     def read(self, path: Path, policy: Policy) -> LabelImport:
-        """Read the labels of all images."""
         parts = list(self.entries(path, policy))
         records = [part for part in parts if isinstance(part, ImageRecord)]
         images = _distinct(records, self.has_paths)
@@ -152,7 +151,6 @@ def single_file(path: Path, endings: str) -> Path:
 
 
 def load_document(path: Path) -> Node:
-    """The content of a JSON file, or of the only one in a folder, without outlines."""
     return load_json(single_file(path, "[.]json"), without=_GEOMETRY)
 
 

@@ -160,7 +160,6 @@ def _table_of_lines(path: Path, encoding: str) -> tuple[Iterator[Sequence[str]],
 
 
 def _delimiter(lines: list[str]) -> str:
-    """The delimiter that most lines have equally often."""
     counts = {mark: Counter(line.count(mark) for line in lines if mark in line) for mark in DELIMITERS}
     return max(DELIMITERS, key=lambda mark: max(counts[mark].values(), default=0))
 
@@ -252,7 +251,6 @@ def _rows(archive: zipfile.ZipFile, sheet: str, shared: Sequence[str]) -> Iterat
 
 
 def _position(reference: str, default: int) -> int:
-    """The number of the column of a cell such as AB7, from 0."""
     position = 0
     for letter in re.sub(r"\d", "", reference):
         position = 26 * position + ord(letter) - 64

@@ -22,7 +22,6 @@ _Cells = dict[int, str]  # column, from 0 -> text
 
 
 def is_workbook(path: Path) -> bool:
-    """Return whether a file is an Excel workbook."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

@@ -19,7 +19,6 @@ from halflabel.system.format import counted
 
 
 def check_names(rows: Labels) -> None:
-    """Raise UserError if an image or a class has an empty name."""
     if "" in rows.images or "" in rows.classes:
         raise UserError("an image or a class has no name", "give every image and every class a name")
 

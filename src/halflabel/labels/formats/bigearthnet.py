@@ -15,8 +15,8 @@ import pyarrow as pa
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import choose_split
 from halflabel.labels.formats._json import Node, load_json
-from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
 from halflabel.labels.formats._records import ImageRecord, Label, Note, record_format
+from halflabel.labels.formats._sheets import parquet_columns, parquet_files, read_parquet
 from halflabel.labels.policy import Policy
 
 _JSON = "*/*_labels_metadata.json"
@@ -24,7 +24,6 @@ _COLUMNS = {"patch_id", "labels"}
 
 
 def _is_bigearthnet(path: Path) -> bool:
-    """A Parquet file, or a folder of them, with the two columns; or a folder of patches."""
     if path.is_dir() and next(path.glob(_JSON), None) is not None:
         return True
     return set(parquet_columns(path)) >= _COLUMNS
@@ -32,7 +31,6 @@ def _is_bigearthnet(path: Path) -> bool:
 
 @record_format(("unlisted", "split"), _is_bigearthnet, default="absent")
 def bigearthnet(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
-    """The list of each patch."""
     lists = _read_table(path, policy) if parquet_files(path) else _read_folder(path, policy)
     yield from sorted(set().union(*lists.values()))
     yield Note(len(lists), "patches: neighbours look alike, train with ‹group=^(.*)_[0-9]+_[0-9]+$›, which is the tile")

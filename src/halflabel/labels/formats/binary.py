@@ -56,7 +56,6 @@ _HOSTILE = (pa.ArrowException, UserError, OSError, ValueError, TypeError, Lookup
 
 
 def sniff(path: Path) -> bool:
-    """Only by the ending of the name."""
     return path.suffix == ENDING and path.is_file()
 
 
@@ -157,7 +156,6 @@ def _has_field(table: bytes, path: tuple[int, ...]) -> bool:
 
 
 def _rows(batch: pa.RecordBatch) -> Labels:
-    """The rows of a batch; raises an exception if it does not follow the format."""
     image, labels = batch["image"], batch["labels"]
     fields = list(labels.type.value_type)
     is_text = pa.types.is_string(image.type) or pa.types.is_large_string(image.type)

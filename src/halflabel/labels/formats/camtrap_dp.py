@@ -32,7 +32,6 @@ _OPEN = ("animal", "unknown", "unclassified")  # without a species these say not
 
 
 def sniff(path: Path) -> bool:
-    """A folder with both tables, or one of its files."""
     folder = path if path.is_dir() else path.parent
     if path.is_file() and path.name not in (_MEDIA, _OBSERVATIONS, "datapackage.json"):
         return False
@@ -41,7 +40,6 @@ def sniff(path: Path) -> bool:
 
 
 def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
-    """What was seen in each medium."""
     folder = path if path.is_dir() else path.parent
     media, observations = CsvTable(folder / _MEDIA), CsvTable(folder / _OBSERVATIONS)
     labels: list[list[Label]] = [[] for _ in range(len(media))]
@@ -73,7 +71,6 @@ read = RecordFormat("camtrap-dp", entries, USES, sniff, default="absent", has_pa
 
 
 def _cells(sheet: CsvTable, name: str) -> list[str]:
-    """A column, or blank cells where there is none."""
     return list(sheet.column(name).to_pylist()) if name in sheet else [""] * len(sheet)
 
 

@@ -21,12 +21,10 @@ _ABOUT_PATIENT = ("Sex", "Age", "Frontal/Lateral", "AP/PA", "subject_id", "study
 
 
 def sniff(path: Path) -> bool:
-    """A CSV file with a Path column and the names of CheXpert's findings."""
     return path.suffix.lower() == ".csv" and {"Path", *_FINDINGS} <= set(header_fields(first_line(path)))
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the findings; the columns about the patient are ignored."""
     header = header_fields(first_line(path))
     ignore = dict.fromkeys((*(name for name in _ABOUT_PATIENT if name in header), *policy.ignore))
     ignored = tuple(name for name in ignore if name not in policy.where)

@@ -130,7 +130,6 @@ def write_lists(rows: Labels) -> dict[str, list[Record]]:
 
 
 def find(node: Node, ids: Container[Id], which: str) -> Id:
-    """The id that names a record; LabelError for a reference to nothing."""
     if (key := node.id()) not in ids:
         raise node.error(f"no entry of {which!r} has the id {key!r}", f"add it to {which!r}, or remove it here")
     return key

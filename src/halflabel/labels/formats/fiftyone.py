@@ -69,7 +69,6 @@ read = RecordFormat("fiftyone", entries, USES, sniff, has_paths=False).read
 
 
 def write(rows: Labels, path: Path) -> None:
-    """Write labels.json and negatives.json into a folder: the last row of each pair, with source and score."""
     if path.suffix:
         raise UserError(f"FiftyOne reads a folder, not {path.name}", "name a folder to write")
     names = list(rows.images)
@@ -123,7 +122,6 @@ def _labels_file(path: Path) -> Path:
 
 
 def _negatives(path: Path) -> Path | None:
-    """The file of absent classes next to labels.json."""
     file = _labels_file(path).with_name(NEGATIVES)
     return file if file.is_file() and file != path else None
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
 from halflabel.labels.formats._csv import existing_path, first_line
-from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
-from halflabel.labels.formats._json import JsonLines
+from halflabel.labels.formats._json import JsonLines, Node
 from halflabel.labels.formats._layout import table_form
-from halflabel.labels.formats._parquet import parquet_columns
-from halflabel.labels.formats._sheets import CsvTable, open_sheet, possible_values, refuse_values
+from halflabel.labels.formats._records import ImageRecord, Label, RecordFormat
+from halflabel.labels.formats._sheets import CsvTable, open_sheet, parquet_columns, possible_values, refuse_values
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.wide import decode_columns
 from halflabel.labels.labels import Labels
@@ -54,22 +52,29 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the metadata, and from a folder also the images missing in it: Hugging Face would drop those silently."""
-    path = Path(path)
     file = _metadata_file(path)
     if file.suffix == ".csv" and table_form(file) == "tags":
         policy.check(tags.USES, "imagefolder, with a column of tags")
         rows, audit = tags.read(file, policy)
         return LabelImport(_add_missing_images(rows, path, audit) if path.is_dir() else rows, audit)
-    metadata = _open_metadata(file, policy.encoding)
+    if file.suffix not in (".csv", ".jsonl", ".parquet"):
+        raise LabelError("metadata files are .csv, .jsonl or .parquet", "name such a file, or its folder", file)
+    metadata = JsonLines(file, policy.encoding) if file.suffix == ".jsonl" else open_sheet(file, policy.encoding)
     metadata.check_columns((IMAGE_COLUMN, *policy.ignore))
-    audit = Audit("imagefolder", [str(file)])
     columns = [name for name in metadata.header if name != IMAGE_COLUMN and name not in policy.ignore]
-    lists = [name for name in columns if metadata.is_list(name)]
     if not columns:
         raise metadata.error("no column is left for the labels", "check the names of the columns")
-    audit.note_names("columns ignored", policy.ignore)
-    if lists:
-        rows = _read_lists(metadata, lists, policy, audit)
+    if lists := [name for name in columns if metadata.is_list(name)]:
+        policy.check(set(USES) - {"minus_one", "zero", "values", "repeats"}, "imagefolder, with lists of class names")
+        form = RecordFormat(
+            "imagefolder",
+            lambda path, policy: _records(metadata, lists),
+            USES,
+            sniff,
+            complete="the lists are complete",
+            has_paths=False,
+        )
+        rows, audit = form.read(file, policy)
         unused = [name for name in columns if name not in lists]
         refuse_values(metadata, possible_values(metadata, unused))
         audit.note_names("columns not used", unused)
@@ -77,10 +82,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
         if policy.unlisted is not None:
             message = "every class has its own column, so nothing is unlisted"
             raise metadata.error(message, "leave ‹unlisted› out: null is unknown, false is absent")
+        audit = Audit("imagefolder", [str(file)])
         rows = decode_columns(metadata, IMAGE_COLUMN, columns, policy, audit)
-    if path.is_dir():
-        rows = _add_missing_images(rows, path, audit)
-    return LabelImport(rows, audit)
+    audit.note_names("columns ignored", policy.ignore)
+    return LabelImport(_add_missing_images(rows, path, audit) if path.is_dir() else rows, audit)
 
 
 def write(rows: Labels, path: Path) -> None:
@@ -100,7 +105,6 @@ def write(rows: Labels, path: Path) -> None:
 
 
 def _metadata_file(path: Path) -> Path:
-    """The one metadata file of a folder, or the file itself."""
     if not path.is_dir():
         return existing_path(path)
     files = [name for name in METADATA_FILES if (path / name).is_file()]
@@ -115,56 +119,38 @@ def _metadata_file(path: Path) -> Path:
     raise LabelError("there is no metadata.csv, .jsonl or .parquet in this folder", fix, path)
 
 
-def _open_metadata(path: Path, encoding: str | None) -> CsvTable:
-    """The columns of a metadata file, by its ending."""
-    if path.suffix not in (".csv", ".jsonl", ".parquet"):
-        raise LabelError("metadata files are .csv, .jsonl or .parquet", "name such a file, or its folder", path)
-    return JsonLines(path, encoding) if path.suffix == ".jsonl" else open_sheet(path, encoding)
-
-
-def _read_lists(metadata: CsvTable, lists: list[str], policy: Policy, audit: Audit) -> Labels:
-    """Read a list of present classes, and perhaps one of absent classes; a null list means nothing is known."""
-    policy.check(set(USES) - {"minus_one", "zero", "values", "repeats"}, "imagefolder, with lists of class names")
+def _records(metadata: CsvTable, lists: list[str]) -> Iterator[ImageRecord]:
+    """The list of present classes of each image, and perhaps one of absent ones; null means that nothing is known."""
     negative = [name for name in lists if name in ABSENT_COLUMNS]
     positive = [name for name in lists if name not in ABSENT_COLUMNS]
     if len(positive) != 1 or len(negative) > 1:
         choice = " and ".join(map(repr, lists))
         message = f"the lists are {choice}: one must name the classes present, and at most one those absent"
         raise metadata.error(message, "rename a column, or add ‹ignore=NAME› for those that are not labels")
-    if not negative and policy.unlisted is None:
-        message, fix = unlisted_not_stated("the lists say present and nothing says absent")
-        raise metadata.error(message, fix, column=positive[0])
-    number: dict[str, int] = {}  # of each class: those of the present lists come first, in any order of the columns
-    parsed = {}
-    for name, sign in ((positive[0], 1), *((name, -1) for name in negative)):
-        of_images = metadata.lists(name)
-        _refuse_multi_hot(metadata, name, of_images)
-        items = (item for items in of_images for item in items or ())
-        image = np.repeat(np.arange(len(of_images)), [len(items or ()) for items in of_images])
-        parsed[name] = sign, image, np.array([number.setdefault(item, len(number)) for item in items], np.int64)
-    if not number:
-        raise metadata.error("every list is empty, so there are no classes", "export the labels again")
-    rows = rows_of_lists(metadata.image_names(IMAGE_COLUMN), Names(number), parsed, audit)
-    is_null = np.array([items is None for items in metadata.lists(positive[0])])
-    note = f"images have null instead of a list: nothing is known of them from {positive[0]}"
-    audit.note_count(int(is_null.sum()), note)
-    return apply_unlisted_policy(rows, policy, audit, images=~is_null)
+    names = metadata.column(IMAGE_COLUMN).to_pylist()
+    values = {name: metadata.lists(name) for name in (*positive, *negative)}
+    _refuse_multi_hot(metadata, positive[0], values[positive[0]])
+    for row, name in enumerate(names):
+        labels = [
+            Label(label, f"in {column}", -1 if column in negative else 1)
+            for column, of_images in values.items()
+            for label in of_images[row] or ()
+        ]
+        is_labelled = values[positive[0]][row] is not None
+        yield ImageRecord(Node(name, metadata.path, key=metadata.line(row)), labels, is_labelled, bool(negative))
 
 
 def _refuse_multi_hot(metadata: CsvTable, name: str, of_images: list[list[str] | None]) -> None:
     """Raise LabelError for lists such as [0, 1, 1, 0], one value per class: repeats tell them from class names."""
-    values = {*ONE, *ZERO, *MINUS_ONE}
-    if not all(values.issuperset(items or ()) for items in of_images):
-        return
-    for row, items in enumerate(of_images):
-        if items is not None and len(set(items)) < len(items):
-            message = "the list holds one value per class, not the names of classes"
-            fix = "write one column per class, or the names of those present"
-            raise metadata.error(message, fix, row=row, column=name)
+    are_values = all({*ONE, *ZERO, *MINUS_ONE}.issuperset(items or ()) for items in of_images)
+    twice = next((row for row, items in enumerate(of_images) if items and len(set(items)) < len(items)), None)
+    if are_values and twice is not None:
+        message = "the list holds one value per class, not the names of classes"
+        fix = "write one column per class, or the names of those present"
+        raise metadata.error(message, fix, row=twice, column=name)
 
 
 def _add_missing_images(rows: Labels, folder: Path, audit: Audit) -> Labels:
-    """Add the images of the folder that are not in the metadata, without labels."""
     listed = {os.path.normpath(name) for name in rows.images}
     on_disk, unreadable = _find_images(folder)
     unlisted_images = sorted(name for name in on_disk if os.path.normpath(name) not in listed)

@@ -63,7 +63,6 @@ _IMAGE_KEYS = ("image", "img", "url", "photo", "picture")
 
 
 def sniff(path: Path) -> bool:
-    """A JSON file with a list of tasks: objects with data, and annotations or predictions."""
     if path.suffix.lower() != ".json":
         return False
     text = head_and_tail(path)
@@ -125,7 +124,6 @@ def write(rows: Labels, path: Path, image_url: str = LOCAL_FILES) -> None:
 
 
 def _task(rows: Labels, holding: NDArray[np.int64], name: str, url: str, questions: list[str]) -> Record:
-    """The task of one image, with its labels (the rows `holding`) as a prediction."""
     data: Record = {"image": url, "name": name}
     if not len(holding):
         return {"data": data, "predictions": []}
@@ -142,7 +140,6 @@ def config_path(path: Path) -> Path:
 
 
 def _interface(classes: Names, questions: list[str]) -> str:
-    """The labelling interface: the image, then one question per class."""
     lines = ["<View>", '  <Image name="image" value="$image"/>']
     for name, question in zip(classes, questions, strict=True):
         # $ would refer to a field of the task; control characters are not allowed in XML.
@@ -157,7 +154,6 @@ def _interface(classes: Names, questions: list[str]) -> str:
 
 
 def _results(answers: list[tuple[str, int, float]]) -> Iterator[Record]:
-    """The results of a prediction from (question, value, score)."""
     for number, (question, value, score) in enumerate(answers, 1):
         result: Record = {
             "id": f"halflabel-{number}",
@@ -184,7 +180,6 @@ class _Reading:
 
 
 def _read_annotations(reading: _Reading, task: Node, image: str) -> None:
-    """Read the answers of one task, the latest last: the last row wins."""
     annotations = task["annotations"].list(_EXPORT, optional=True)
     for annotation in sorted(annotations, key=_annotation_time) if len(annotations) > 1 else annotations:
         if annotation.object(_EXPORT).get("was_cancelled"):
@@ -197,7 +192,6 @@ def _read_annotations(reading: _Reading, task: Node, image: str) -> None:
 
 
 def _read_predictions(reading: _Reading, data: Node, predictions: list[Node], image: str) -> None:
-    """Read the predictions of one task, with their sources and scores."""
     for prediction in predictions:
         prediction.object("export the project again, with its predictions")  # an export may contain only their ids
         version = str(prediction["model_version"].value or "")
@@ -318,7 +312,6 @@ def _annotation_time(annotation: Node) -> datetime:
 
 
 def _load_tasks(path: Path) -> list[Node]:
-    """The tasks of a file, each an object."""
     content = load_json(path)
     if isinstance(content.value, dict) and "data" in content.value:  # target storages have one file per task
         return [content]

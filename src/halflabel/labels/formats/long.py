@@ -31,11 +31,11 @@ from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import IMAGE_COLUMNS, csv_line, first_line, header_fields
 from halflabel.labels.formats._entries import mark_unlisted_absent, require_unlisted
-from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._sheets import (
     CsvTable,
     ParquetTable,
     open_sheet,
+    parquet_columns,
     possible_values,
     refuse_values,
     write_ignored,

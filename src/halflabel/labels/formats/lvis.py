@@ -19,7 +19,6 @@ keeps_provenance = coco.keeps_provenance
 
 
 def sniff(path: Path) -> bool:
-    """A JSON file whose images have neg_category_ids."""
     return path.suffix.lower() == ".json" and f'"{coco.NEGATIVE}"' in head_and_tail(path)
 
 

@@ -24,13 +24,11 @@ _OTHERS = (
 
 
 def sniff(path: Path) -> bool:
-    """A CSV file with the two columns of ChestX-ray14, and with no others than it has."""
     header = header_fields(first_line(path))
     return path.suffix.lower() == ".csv" and {_IMAGE, _FINDINGS} <= set(header) <= {_IMAGE, _FINDINGS, *_OTHERS, ""}
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the lists of findings; `No Finding` is a class of its own."""
     others = {*header_fields(first_line(path))} - {"", _IMAGE, _FINDINGS, *policy.where}
     stated = replace(
         policy,

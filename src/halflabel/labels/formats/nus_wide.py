@@ -1,8 +1,7 @@
-"""NUS-WIDE: a folder with one file of 0/1 lines per class, aligned line by line with a list of images.
+"""NUS-WIDE: a folder with a file of 0/1 lines per class, which belong to the lines of a list of images.
 
 `Groundtruth/AllLabels/Labels_<class>.txt` belongs to `ImageList/Imagelist.txt`, and
-`Groundtruth/TrainTestLabels/Labels_<class>_Train.txt` to `ImageList/TrainImagelist.txt` (Test likewise). 1 is present,
-0 absent, and nothing is unknown.
+`Groundtruth/TrainTestLabels/Labels_<class>_Train.txt` to `ImageList/TrainImagelist.txt` (Test likewise).
 """
 
 from __future__ import annotations
@@ -26,23 +25,27 @@ _FIX_ALIGNMENT = (
     "labels belong to images by line number alone: take both files from the same archive, and never remove lost images "
     "from one of them only"
 )
-
 _IMAGE = re.compile(r"[^\0]+"), "the line has no image, so all labels after it would shift", _FIX_ALIGNMENT
 _ZERO_OR_ONE = re.compile("[01]"), "{!r} is not 0 or 1", "write one 0 or 1 on each line"
 
 
 def sniff(path: Path) -> bool:
-    """A folder with Groundtruth/AllLabels or Groundtruth/TrainTestLabels."""
-    truth = _find_entry(path, "Groundtruth")
-    return truth is not None and bool(_find_entry(truth, "AllLabels") or _find_entry(truth, "TrainTestLabels"))
+    return any(_find(path, "Groundtruth", name) for name in ("AllLabels", "TrainTestLabels"))
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read all labels, or those of the split Train or Test. Classes are in alphabetical order."""
     base = existing_path(path, folder=True)
-    split = _choose_split(base, policy.split)
-    files = _class_files(base, split)
-    listing = _require(base, "ImageList", "Imagelist.txt" if split == "all" else f"{split}Imagelist.txt")
+    split = (policy.split or "all").lower()
+    if split not in ("all", "train", "test"):
+        raise LabelError(f"no split is called {policy.split!r}", "use ‹split=all›, Train or Test", base)
+    _require(base, "Groundtruth")
+    if policy.split is None and _find(base, "Groundtruth", "AllLabels") is None:
+        message = "there is no Groundtruth/AllLabels, and no split is stated"
+        raise LabelError(message, "add ‹split=Train› or ‹split=Test›", base)
+    part = "" if split == "all" else split.title()
+    files = _class_files(_require(base, "Groundtruth", "TrainTestLabels" if part else "AllLabels"), part)
+    listing = _require(base, "ImageList", f"{part}Imagelist.txt")
     names = (name.replace("\\", "/") for name in _lines(listing, _IMAGE))  # the public lists have backslashes
     images = distinct_names(enumerate(names, 1), listing)
     labels = np.empty((len(images), len(files)), np.int8)
@@ -56,49 +59,35 @@ def read(path: Path, policy: Policy) -> LabelImport:
     present = int(np.count_nonzero(labels > 0))
     audit.add("1", "present", present)
     audit.add("0", "absent", labels.size - present)
-    image = np.repeat(np.arange(len(images), dtype=np.int32), len(files))
-    column = np.tile(np.arange(len(files), dtype=np.int32), len(images))
+    image, column = np.nonzero(labels)
     return LabelImport(Labels.build(Names(images), Names(files), image, column, labels.reshape(-1)), audit)
 
 
-def _find_entry(folder: Path, name: str) -> Path | None:
-    """An entry of a folder, ignoring case: copies of the archive differ in it."""
-    try:
-        return next((entry for entry in sorted(folder.iterdir()) if entry.name.lower() == name.lower()), None)
-    except OSError:
-        return None
+def _find(base: Path, *names: str) -> Path | None:
+    """The path base/names, ignoring case, in which copies of the archive differ; None if it is missing."""
+    for name in names:
+        try:
+            entry = next((entry for entry in sorted(base.iterdir()) if entry.name.lower() == name.lower()), None)
+        except OSError:
+            return None
+        if entry is None:
+            return None
+        base = entry
+    return base
 
 
 def _require(base: Path, *names: str) -> Path:
-    """The path base/names, ignoring case; LabelError if it is missing."""
-    place = base
-    for name in names:
-        entry = _find_entry(place, name)
-        if entry is None:
-            raise LabelError(f"there is no {'/'.join(names)}", "unpack the whole archive into this folder", base)
-        place = entry
+    place = _find(base, *names)
+    if place is None:
+        raise LabelError(f"there is no {'/'.join(names)}", "unpack the whole archive into this folder", base)
     return place
 
 
-def _choose_split(base: Path, wanted: str | None) -> str:
-    """The split to read: "all", "Train" or "Test"."""
-    if wanted is None:
-        if _find_entry(_require(base, "Groundtruth"), "AllLabels") is None:
-            message = "there is no Groundtruth/AllLabels, and no split is stated"
-            raise LabelError(message, "add ‹split=Train› or ‹split=Test›", base)
-        return "all"
-    for split in ("all", "Train", "Test"):
-        if wanted.lower() == split.lower():
-            return split
-    raise LabelError(f"no split is called {wanted!r}", "use ‹split=all›, Train or Test", base)
-
-
-def _class_files(base: Path, split: str) -> dict[str, Path]:
+def _class_files(folder: Path, part: str) -> dict[str, Path]:
     """The label files of a split by class, in alphabetical order; LabelError if there are none."""
-    folder = _require(base, "Groundtruth", "AllLabels" if split == "all" else "TrainTestLabels")
     if not folder.is_dir():
         raise LabelError("this is a file, but a folder is needed", "unpack the archive again", folder)
-    ending = "" if split == "all" else f"_{split}"
+    ending = f"_{part}" if part else ""
     files = {}
     for file in folder.iterdir():
         match = re.fullmatch(rf"Labels_(.+){ending}\.txt", file.name, re.IGNORECASE)

@@ -32,7 +32,6 @@ MACHINE = "machine"
 
 
 def sniff(path: Path) -> bool:
-    """A file with the three columns in its header, or a folder with a file named like the public ones."""
     if path.is_dir():
         return bool(_label_files(path))
     return set(REQUIRED_COLUMNS) <= {name.strip().strip('"') for name in first_line(path).split(",")}

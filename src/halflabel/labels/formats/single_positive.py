@@ -1,9 +1,8 @@
 """The .npy files of the single-positive literature: formatted_<split>_images, _labels and _labels_obs.
 
 `_images` (N,) names the images. `_labels` (N, C) is complete: 1 present, 0 absent. `_labels_obs` (N, C) holds the
-observed labels: 1 present, −1 absent, 0 unknown. classes.txt, if it exists, has one class name per line.
-
-The layout is that of Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021), released code.
+observed labels: 1 present, −1 absent, 0 unknown. classes.txt, if it exists, has one class name per line. The layout is
+that of Cole et al., "Multi-Label Learning from Single Positive Labels" (CVPR 2021), released code.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ _FILE = re.compile(r"formatted_(.+)_(images|labels|labels_obs)\.npy")
 
 
 def sniff(path: Path) -> bool:
-    """A folder with a formatted_<split>_images.npy, or one of the files itself."""
     try:
         return bool(_splits(path)) if path.is_dir() else bool(_FILE.fullmatch(path.name))
     except OSError:
@@ -40,35 +38,33 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the observed labels if they exist, else the complete ones; or exactly the named file of labels."""
-    path = Path(path)
     split, labels_file = _choose_file(path, policy.split)
     folder, observed = labels_file.parent, labels_file.name.endswith("_obs.npy")
     images_file, classes_file = folder / f"formatted_{split}_images.npy", folder / "classes.txt"
     images, labels = _load_images(images_file), _load_labels(labels_file, observed)
     if len(labels) != len(images):
-        raise LabelError(
-            f"there are {len(labels)} rows of labels for the {len(images)} images of {images_file.name}",
-            "save images and labels of the same split together",
-            labels_file,
-        )
+        message = f"there are {len(labels)} rows of labels for the {len(images)} images of {images_file.name}"
+        raise LabelError(message, "save images and labels of the same split together", labels_file)
     audit = Audit("single-positive", [str(images_file), str(labels_file)])
+    classes = Names.numbered(labels.shape[1])
     if classes_file.is_file():
-        classes = _load_classes(classes_file, labels.shape[1])
         audit.files.append(str(classes_file))
+        lines = enumerate(read_lines(existing_path(classes_file)), 1)
+        named = ((number, name) for number, line in lines if (name := line.rstrip("\r\n")))
+        classes = Names(distinct_names(named, classes_file))
+        if len(classes) != labels.shape[1]:
+            message = f"there are {len(classes)} names for {labels.shape[1]} classes"
+            raise LabelError(message, "write one name per line", classes_file)
     else:
-        classes = Names.numbered(labels.shape[1])
         audit.note("there is no classes.txt: the classes are named by their number, from 0")
     full = folder / f"formatted_{split}_labels.npy"
     if observed and full.is_file():
         audit.note(f"the complete labels in {full.name} are not read; name that file to read them instead")
-
-    present, absent = labels == 1, labels == (-1 if observed else 0)
-    audit.add("1", "present", int(present.sum()))
-    audit.add("-1" if observed else "0", "absent", int(absent.sum()))
-    audit.add("0", "unknown", int((labels == 0).sum()) if observed else 0)
-    image, column = np.nonzero(present | absent)
-    value = np.where(present[image, column], 1, -1)
-    return LabelImport(Labels.build(images, classes, image, column, value), audit)
+    value = np.where(labels == 1, 1, np.where(labels == (-1 if observed else 0), -1, 0))
+    for raw, meaning, number in (("1", "present", 1), ("-1" if observed else "0", "absent", -1), ("0", "unknown", 0)):
+        audit.add(raw, meaning, int(np.count_nonzero(value == number)))
+    image, column = np.nonzero(value)
+    return LabelImport(Labels.build(images, classes, image, column, value[image, column]), audit)
 
 
 def _splits(folder: Path) -> list[str]:
@@ -77,7 +73,6 @@ def _splits(folder: Path) -> list[str]:
 
 
 def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
-    """The split and the file of labels to read."""
     check_exists(path)
     folder = path if path.is_dir() else path.parent
     splits = _splits(folder)
@@ -132,19 +127,11 @@ def _load_images(path: Path) -> Names:
         array.validate(full=True)  # an array may contain code points beyond Unicode
     except (UnicodeError, ValueError, SystemError):  # NumPy raises SystemError for code points far beyond Unicode
         raise LabelError("a name is not Unicode text", "save the names again, as strings", path) from None
-    if (twice := first_duplicate(texts)) is not None or "" in texts:
-        raise LabelError(
-            "an image has no name" if twice is None else f"two images are called {twice!r}", _FIX_IMAGES, path
-        )
+    if "" in texts:
+        raise LabelError("an image has no name", _FIX_IMAGES, path)
+    if (twice := first_duplicate(texts)) is not None:
+        raise LabelError(f"two images are called {twice!r}", _FIX_IMAGES, path)
     return Names(array)
-
-
-def _load_classes(path: Path, count: int) -> Names:
-    lines = enumerate(read_lines(existing_path(path)), 1)
-    names = distinct_names(((number, name) for number, line in lines if (name := line.rstrip("\r\n"))), path)
-    if len(names) != count:
-        raise LabelError(f"there are {len(names)} names for {count} classes", "write one name per line", path)
-    return Names(names)
 
 
 def _load_labels(path: Path, observed: bool) -> NDArray[Any]:

@@ -12,7 +12,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import IMAGE_COLUMNS, csv_line
-from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
+from halflabel.labels.formats._entries import IN_BOTH_LISTS, apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._sheets import CsvTable, possible_values, refuse_values, write_ignored
 from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
 from halflabel.labels.labels import Labels, is_model_source
@@ -136,7 +136,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
             row = parts[name][1]
             kept = slice(None) if is_part is None else is_part[row]
             parsed[name] = sign, image_of[row[kept]], column[name][kept]
-        return rows_of_lists(images, classes, parsed, audit)
+        return _rows_of_lists(images, classes, parsed, audit)
 
     by_model, is_open = _is_by_model(sheet, unused), _is_open(cells[present], split)
     if by_model is None:
@@ -180,6 +180,25 @@ def write(rows: Labels, path: Path) -> None:
         file.write("image,tags,absent\n")
         for name, tags in lists.items():
             file.write(csv_line([name, *map(", ".join, tags)]))
+
+
+def _rows_of_lists(
+    images: Names, classes: Names, lists: Mapping[str, tuple[int, NDArray[np.int64], NDArray[np.int64]]], audit: Audit
+) -> Labels:
+    """The rows of lists of classes, the present ones first: name -> (+1 or −1, image and class of each item)."""
+    signs, keys, repeats = [], [], 0
+    for name, (sign, image, column) in lists.items():
+        key = np.sort(image * len(classes) + column)  # faster than np.unique
+        signs.append(sign)
+        keys.append(key[np.diff(key, prepend=-1) > 0])
+        repeats += len(key) - len(keys[-1])
+        audit.add(f"in {name}", "present" if sign > 0 else "absent", len(keys[-1]))
+    # Present comes last, so that it wins if a class is in both lists.
+    key, value = np.concatenate(keys[::-1]), np.repeat(np.array(signs[::-1], np.int8), [len(key) for key in keys[::-1]])
+    rows = Labels.build(images, classes, key // len(classes), key % len(classes), value)
+    audit.note_count(repeats, "tags are repeated for the same image: counted once")
+    audit.note_count(rows.count_conflicts(), IN_BOTH_LISTS)
+    return rows
 
 
 def _image_position(header: list[str], list_column: str) -> int:
@@ -299,7 +318,6 @@ def separates(cells: Sequence[str], separator: str = r"\s+") -> bool | None:
 
 
 def holds_json(cells: Iterable[str]) -> bool:
-    """Whether one of the cells is an object of JSON, or a list of them."""
     return any(re.match(_OBJECTS, cell) for cell in cells)
 
 
@@ -383,7 +401,6 @@ def _names_in(value: Any) -> Iterator[str]:
 
 
 def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
-    """Raise LabelError if the cells are values such as 1 and 0, not lists."""
     is_vector = pc.match_substring_regex(items, r"^[01]([ /]+[01])+$")
     is_value = pc.is_in(pc.utf8_lower(items), value_set=pa.array(_VALUE_CELLS, items.type))
     if len(items) and pc.all(pc.or_(is_vector, is_value)).as_py():
@@ -424,7 +441,6 @@ def _is_by_model(sheet: CsvTable, names: list[str]) -> NDArray[np.bool_] | None:
 
 
 def _add_notes(audit: Audit, rows: Labels, line_count: int) -> None:
-    """Add notes: lines merged, repeated tags, contradictions, similar classes."""
     if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
         audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")
     audit.note_count(line_count - len(rows.images), "lines repeat an image: their tags are merged")

@@ -11,7 +11,7 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import head_and_tail
-from halflabel.labels.formats._parquet import parquet_columns
+from halflabel.labels.formats._sheets import parquet_columns
 from halflabel.labels.labels import WEIGHT_COLUMN
 from halflabel.labels.policy import shorten_cell
 
@@ -49,7 +49,6 @@ _WRITE = "write a CSV file with the header image,tags and one line per image, su
 
 
 def unsupported_format_error(path: Path) -> LabelError | None:
-    """The error that says what a file or folder is and how to convert it; None if it is not recognized."""
     message_and_fix = _recognize_folder(path) if path.is_dir() else _recognize_file(path)
     return message_and_fix and LabelError(*message_and_fix, path)
 
@@ -142,7 +141,6 @@ def folders_with_images(path: Path) -> list[tuple[str, str]]:
 
 
 def _entry_names(folder: Path) -> list[str]:
-    """The first entries of a folder; empty if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in islice(entries, _MAX_ENTRIES)]

@@ -23,7 +23,6 @@ _FIX_ORDER = "every class file must list the same images in the same order"
 
 
 def sniff(path: Path) -> bool:
-    """A folder with ImageSets/Main, or the folder Main itself, with files named <class>_<split>.txt."""
     main = path / "ImageSets" / "Main"
     try:
         return any((main if main.is_dir() or path.name != "Main" else path).glob("?*_?*.txt"))
@@ -64,7 +63,6 @@ read = RecordFormat("voc", entries, USES, sniff, default="unknown", has_paths=Fa
 
 
 def _main_folder(path: Path) -> Path:
-    """The folder ImageSets/Main."""
     main = path / "ImageSets" / "Main"
     if main.is_dir():
         return main

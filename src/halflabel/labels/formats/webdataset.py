@@ -39,7 +39,6 @@ _NO_LABEL = "-1"
 
 
 def sniff(path: Path) -> bool:
-    """A folder of tars, without images or folders beside them."""
     return bool(tar_files(path))
 
 

@@ -48,7 +48,6 @@ _LONG = "write the long form instead (‹to=long›)"
 
 
 def sniff(path: Path) -> bool:
-    """Any CSV file with at least two columns that no earlier format recognized."""
     return path.suffix.lower() in (".csv", ".tsv", ".txt") and any(d in first_line(path) for d in ",;\t|")
 
 

@@ -42,7 +42,6 @@ def _is_yolo(path: Path) -> bool:
 
 @record_format(("unlisted", "machine", "split"), _is_yolo)
 def yolo(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
-    """The classes of each image of a split."""
     root = _root(existing_path(path, folder=path.is_dir()))
     folders = _folders(root)
     split = path.name if policy.split is None and path.name in folders else policy.split
@@ -113,7 +112,6 @@ def _class_names(root: Path, folder: Path) -> list[str]:
 
 
 def _labels(file: Path, classes: list[str]) -> Iterator[Label]:
-    """The class of each line; an empty file has none."""
     for line, fields in box_lines(file):
         if not _is_line(fields):
             fix = "write the line as: class x y width height"
@@ -125,5 +123,4 @@ def _labels(file: Path, classes: list[str]) -> Iterator[Label]:
 
 
 def _is_line(fields: list[str]) -> bool:
-    """Whether these are the number of a class and at least four coordinates."""
     return len(finite_numbers(fields)) > 4 and fields[0].isdecimal() and len(fields[0]) < 10

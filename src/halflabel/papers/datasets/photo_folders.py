@@ -205,7 +205,9 @@ def _not_visible(base: Path) -> Table:
     """Read the labels of the lines marked as not visible; the reader has already checked the files."""
     archive = cub.load(base)
     image, column, present, _ = archive.lines[archive.lines[:, 3] == 1].T
-    return Table.from_entries(Names(archive.images), Names(archive.classes), image, column, 2 * present - 1)
+    return Table.from_entries(
+        Names(archive.images.values()), Names(archive.classes.values()), image, column, 2 * present - 1
+    )
 
 
 _SPLITS = ("train", "validation", "test")
