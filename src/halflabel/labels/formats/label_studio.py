@@ -1,10 +1,8 @@
 """Label Studio JSON: tasks with one question per class (yes, no, unsure) for annotators, and their answers back.
 
-Written: the tasks, with the known labels as predictions, so that every task is open and annotators see it filled in;
-next to them the labelling interface (`NAME.config.xml`), which has to be pasted into the project before the tasks are
-imported. Read: Label Studio's JSON export. An answer becomes a row with the source "person"; "unsure" becomes a row
-that retracts the label. Choices of other projects, and the labels of boxes, brushes and other shapes, are read as the
-names of present classes.
+Written: the tasks, with the known labels as predictions, and next to them the labelling interface (`NAME.config.xml`),
+which has to be pasted into the project first. Read: an answer becomes a row with the source "person", "unsure" one that
+retracts the label. Choices of other projects and labels of shapes are the names of present classes.
 """
 
 from __future__ import annotations
@@ -53,6 +51,13 @@ _UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")  # Label Studio puts this before t
 _ANSWERS = {"yes": 1, "no": -1, "unsure": 0}
 _ANSWER_WORDS = {1: "yes", -1: "no"}
 _EXPORT = "export the project again, as JSON"
+_NOTES = {
+    "skipped": "times a task was skipped: nothing is known from that",
+    "drafts": "drafts were not submitted: left out",
+    "predictions": "predictions are left out: annotators saw them",
+    "left": "answers were submitted as predicted",
+    "other": "results are left out: shapes beside our questions, texts, relations …",
+}
 _XML_QUOTE = {'"': "&quot;"}
 _SHAPES = "boxes and other shapes"  # stands for a question
 _SHAPE_TYPES = {
@@ -73,21 +78,26 @@ def sniff(path: Path) -> bool:
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the annotators' answers; if no task is answered, the predictions with their source and score.
 
-    Predictions of another model, with the model_version M, get the source "model:M".
-
     As soon as there is an answer or a skipped task, predictions are left out: the tasks were made from them, and as
     newer rows they would override labels that were added since.
     """
-    tasks = _load_tasks(path)
+    content = load_json(path)
+    is_one_task = isinstance(content.value, dict) and "data" in content.value  # as target storages have them
+    tasks = [content] if is_one_task else content.list(_EXPORT)
+    if not tasks:
+        raise content.error("there are no tasks", _EXPORT)
+    for task in tasks:
+        task.object(_EXPORT)
     reading = _Reading(Entries("label-studio", path, classes=_declared_classes(path)), _own_questions(tasks))
+    entries, counts = reading.entries, reading.counts
     answered = any(task["annotations"].value for task in tasks)
     for task in tasks:
         image = _image_name(reading, task["data"], policy)
         drafts, predictions = task["drafts"].value, task["predictions"].list(_EXPORT, optional=True)
-        reading.counts["drafts"] += len(drafts) if isinstance(drafts, list) else 0
+        counts["drafts"] += len(drafts) if isinstance(drafts, list) else 0
         if answered:
             _read_annotations(reading, task, image)
-            reading.counts["predictions"] += sum(isinstance(node.value, dict) for node in predictions)
+            counts["predictions"] += sum(isinstance(node.value, dict) for node in predictions)
         else:
             _read_predictions(reading, task["data"], predictions, image)
     if reading.question_of:
@@ -96,17 +106,29 @@ def read(path: Path, policy: Policy) -> LabelImport:
     elif policy.unlisted is not None:
         message = "every class has its own question, so nothing is unlisted"
         raise LabelError(message, "leave ‹unlisted› out: an open question is unknown", path)
-    if not reading.entries.classes:
+    if not entries.classes:
         message = "the file has no choices and no labels of shapes"
         raise LabelError(message, "submit annotations in Label Studio, and export the project again", path)
-    return _finish(reading, policy, answered)
+    audit, rows = entries.audit, entries.build()
+    if policy.unlisted == "absent":
+        # Only for annotated images, and not for our own questions, whose answers are explicit.
+        is_answered = np.array([not answered or name in reading.answered_images for name in rows.images], bool)
+        is_chosen = np.array([name in reading.question_of for name in rows.classes], bool)
+        rows = mark_unlisted_absent(rows, audit, images=is_answered, classes=is_chosen, raw="not chosen")
+    rows = apply_unlisted_policy(rows, Policy(), audit, raw="no answer")
+    for what, note in _NOTES.items():
+        audit.note_count(counts[what], note)
+    if not answered:
+        audit.note("no task is answered yet: these are the predictions, with their source and score")
+    note = "entries are both present and absent: the last answer wins, all rows are kept"
+    audit.note_count(rows.count_conflicts(), note)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Labels, path: Path, image_url: str = LOCAL_FILES) -> None:
     """Write the tasks, and the labelling interface next to them; `image_url` is the prefix of each image's path.
 
-    The last row of each (image, class) counts. Paths are percent-encoded; an image whose name is a URL keeps it.
-    Sources are kept in the data of the task, scores in the predictions; only overridden rows are lost.
+    An image whose name is a URL keeps it. Sources are in the data of the task, scores in the predictions.
     """
     if path.suffix.lower() != ".json":
         raise UserError(f"Label Studio takes tasks from .json files, not {path.name}", "name the file tasks.json")
@@ -124,14 +146,24 @@ def write(rows: Labels, path: Path, image_url: str = LOCAL_FILES) -> None:
 
 
 def _task(rows: Labels, holding: NDArray[np.int64], name: str, url: str, questions: list[str]) -> Record:
+    """The task of one image, with its labels (the rows `holding`) as a prediction."""
     data: Record = {"image": url, "name": name}
     if not len(holding):
         return {"data": data, "predictions": []}
-    answers = [(questions[rows.column[k]], int(rows.value[k]), shortest_float(rows.score[k])) for k in holding]
+    results: list[Record] = []
     sources = {questions[rows.column[k]]: rows.sources[rows.source[k]] for k in holding}
+    for number, k in enumerate(holding, 1):
+        result: Record = {
+            "id": f"halflabel-{number}",
+            "from_name": questions[rows.column[k]],
+            "to_name": "image",
+            "type": "choices",
+            "value": {"choices": [_ANSWER_WORDS[int(rows.value[k])]]},
+        }
+        results.append(result if np.isnan(rows.score[k]) else {**result, "score": shortest_float(rows.score[k])})
     if any(sources.values()):
         data["sources"] = sources
-    return {"data": data, "predictions": [{"model_version": _WRITER, "result": list(_results(answers))}]}
+    return {"data": data, "predictions": [{"model_version": _WRITER, "result": results}]}
 
 
 def config_path(path: Path) -> Path:
@@ -151,20 +183,6 @@ def _interface(classes: Names, questions: list[str]) -> str:
             "  </Choices>",
         ]
     return "\n".join([*lines, "</View>"]) + "\n"
-
-
-def _results(answers: list[tuple[str, int, float]]) -> Iterator[Record]:
-    for number, (question, value, score) in enumerate(answers, 1):
-        result: Record = {
-            "id": f"halflabel-{number}",
-            "from_name": question,
-            "to_name": "image",
-            "type": "choices",
-            "value": {"choices": [_ANSWER_WORDS[value]]},
-        }
-        if not math.isnan(score):
-            result["score"] = score
-        yield result
 
 
 @dataclass
@@ -233,27 +251,6 @@ def _add_answer(reading: _Reading, image: str, question: str, choice: Node, sour
     reading.entries.add(image, label, value, raw, source, score)
 
 
-def _finish(reading: _Reading, policy: Policy, answered: bool) -> LabelImport:
-    """The rows, with the policy for unlisted classes applied and the audit completed."""
-    audit, counts, rows = reading.entries.audit, reading.counts, reading.entries.build()
-    if policy.unlisted == "absent":
-        # Only for annotated images, and not for our own questions, whose answers are explicit.
-        is_answered = np.array([not answered or name in reading.answered_images for name in rows.images], bool)
-        is_chosen = np.array([name in reading.question_of for name in rows.classes], bool)
-        rows = mark_unlisted_absent(rows, audit, images=is_answered, classes=is_chosen, raw="not chosen")
-    rows = apply_unlisted_policy(rows, Policy(), audit, raw="no answer")
-    audit.note_count(counts["skipped"], "times a task was skipped: nothing is known from that")
-    audit.note_count(counts["drafts"], "drafts were not submitted: left out")
-    audit.note_count(counts["predictions"], "predictions are left out: annotators saw them")
-    audit.note_count(counts["left"], "answers were submitted as predicted")
-    audit.note_count(counts["other"], "results are left out: shapes beside our questions, texts, relations …")
-    if not answered:
-        audit.note("no task is answered yet: these are the predictions, with their source and score")
-    note = "entries are both present and absent: the last answer wins, all rows are kept"
-    audit.note_count(rows.count_conflicts(), note)
-    return LabelImport(rows, audit)
-
-
 def _declared_classes(path: Path) -> list[str]:
     """The classes in the labelling interface next to the file, so that a class without answers keeps its place."""
     try:
@@ -309,18 +306,6 @@ def _annotation_time(annotation: Node) -> datetime:
         assert node is not None
         fix = "write it like 2024-01-31T10:00:00Z: the latest answer wins"
         raise node.error(f"{node.value!r:.60} is not a time", fix) from None
-
-
-def _load_tasks(path: Path) -> list[Node]:
-    content = load_json(path)
-    if isinstance(content.value, dict) and "data" in content.value:  # target storages have one file per task
-        return [content]
-    tasks = content.list("export the project as JSON")
-    if not tasks:
-        raise content.error("there are no tasks", "export the project as JSON")
-    for task in tasks:
-        task.object("export the project as JSON")
-    return tasks
 
 
 def question_name(name: str) -> str:

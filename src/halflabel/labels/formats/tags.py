@@ -1,9 +1,7 @@
 """Tags: a CSV file with one line per image and one column of lists, such as `a.jpg,"dog, cat"`.
 
-A second column, `absent` or `negatives`, may list the absent classes. The separator is detected from the cells: a
-comma, a semicolon, a bar or a line end; hashtags (#dog #cat) and lists as Python, JSON and NumPy write them (['dog',
-'cat']) are recognized. An empty cell means that nothing is listed for the image; beside lists in brackets, so do nan,
-null and None.
+A second column, `absent` or `negatives`, may list the absent classes. An empty cell means that nothing is listed; so do
+nan, null and None beside lists in brackets.
 """
 
 from __future__ import annotations
@@ -201,33 +199,23 @@ def _rows_of_lists(
     return rows
 
 
-def _image_position(header: list[str], list_column: str) -> int:
-    """The position of the column with the most usual name for images, else of the first column that is not the list."""
-    lower = [name.lower() for name in header]
-    position = next((lower.index(name) for name in IMAGE_COLUMNS if name in lower), None)
-    return position if position is not None else int(header[0] == list_column)
-
-
 def find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
     """The image column, and the list columns with their value: present (1), then perhaps absent (−1)."""
     sheet.check_columns(name for name in (*policy.ignore, policy.image_column, policy.tag_column) if name is not None)
-    candidates = [name for name in sheet.header if name not in (*policy.ignore, *policy.where, policy.image_column)]
-    negative = [name for name in candidates if name.lower() in _ABSENT_NAMES]
-    for list_names in ((policy.tag_column.lower(),),) if policy.tag_column else (LIST_COLUMNS, SINGULAR_NAMES):
-        if positive := [name for name in candidates if name.lower() in list_names]:
-            break
-    else:
-        images = () if policy.image_column or not candidates else (candidates[_image_position(candidates, "")],)
-        positive = [name for name in candidates if name not in (*negative, *images)]
+    names = [name for name in sheet.header if name not in (*policy.ignore, *policy.where)]
+    lower = {name.lower(): name for name in reversed(sheet.header)}
+    image = policy.image_column or next((lower[name] for name in IMAGE_COLUMNS if name in lower), None)
+    negative = [name for name in names if name.lower() in _ABSENT_NAMES and name != policy.image_column]
+    choices = ((policy.tag_column.lower(),),) if policy.tag_column else (LIST_COLUMNS, SINGULAR_NAMES)
+    named = ([each for each in names if each.lower() in usual and each != policy.image_column] for usual in choices)
+    others = [name for name in names if name not in (*negative, image or names[0])]
+    positive = next(filter(None, named), others)
     if len(positive) != 1 or len(negative) > 1 or len(sheet.header) < 2:
-        names = ", ".join(map(repr, sheet.header[:12]))
-        raise sheet.error(
-            f"it is not clear which column lists the tags; found: {names}",
-            "name it with ‹tag_column=COLUMN›",
-            line=1,
-        )
-    image_column = policy.image_column or sheet.header[_image_position(sheet.header, positive[0])]
-    return image_column, {positive[0]: 1, **dict.fromkeys(negative, -1)}
+        found = ", ".join(map(repr, sheet.header[:12]))
+        message = f"it is not clear which column lists the tags; found: {found}"
+        raise sheet.error(message, "name it with ‹tag_column=COLUMN›", line=1)
+    image = image or sheet.header[int(sheet.header[0] == positive[0])]
+    return image, {positive[0]: 1, **dict.fromkeys(negative, -1)}
 
 
 def detect_splitting(cells: pa.Array, policy: Policy) -> Splitting:
