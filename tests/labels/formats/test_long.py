@@ -351,7 +351,7 @@ def test_blanks_around_names_do_not_count(file: Path) -> None:
     rows, audit = long.read(file, Policy())
     assert (list(rows.images), list(rows.classes)) == (["a.jpg", "b.jpg"], ["dog"])
     assert rows.training.dense().tolist() == [[-1], [1]]
-    assert "blanks around the name of the image removed in 1 rows" in audit.notes
+    assert "1 rows have blanks around the name of the image, which are removed" in audit.notes
     assert "blanks around the name of the class removed in 2 rows" in audit.notes
 
 

@@ -1,10 +1,8 @@
 """Label file formats: `read` and `write` for all of them, and detection of the format of a file.
 
-Each format is a module with `sniff(path)`, `read(path, policy)`, `write(rows, path)` and `USES`, the names of the
-Policy options that the reader uses. A format that is only read has no `write`, and may have CANNOT_WRITE, a message
-and a fix. One that cannot hold the source and score of every row has `keeps_provenance(rows)`, which says of which
-rows it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True, and one that can hold the inclusion weights of
-answers HOLDS_WEIGHTS = True.
+A format is a `RecordFormat`, or a module with `sniff(path)`, `read(path, policy)` and `USES`, the Policy options of its
+reader. If it is written too, it has `write(rows, path)`, else perhaps CANNOT_WRITE, a message and a fix. It may have
+`keeps_provenance(rows)`, the rows whose source and score it keeps, HOLDS_UNCERTAIN and HOLDS_WEIGHTS.
 """
 
 from __future__ import annotations
@@ -163,9 +161,8 @@ def _recognize(plain: Unpacked) -> tuple[str, Unpacked]:
         return "wide", records
     inside: list[Path] = []
     for place in places_inside(path):
-        if not {*place.parents}.intersection(inside) and any(
-            _call(each, "sniff", place) for each in FORMATS if each != "tags"
-        ):
+        is_outside = {*place.parents}.isdisjoint(inside)
+        if is_outside and any(_call(each, "sniff", place) for each in FORMATS if each != "tags"):
             inside.append(place)
     if inside:
         fix = f"name {' or '.join(map(str, inside[:3]))}{', …' if len(inside) > 3 else ''}"
@@ -220,9 +217,7 @@ def _in_file(text: str, plain: Unpacked, path: Path) -> str:
 
 def _read(path: Path, policy: Policy, name: str, is_stated: bool) -> LabelImport:
     if name in TABLES and path.is_file() and path.suffix != ".parquet":
-        reading = choose_reading(
-            path, policy, name, is_stated=is_stated, read=lambda form, *values: _call(form, "read", *values)
-        )
+        reading = choose_reading(path, policy, name, is_stated, lambda form, *values: _call(form, "read", *values))
         name, policy = reading.format, reading.policy
     if name in FORMATS:
         refuse_other_content(path)
@@ -295,10 +290,8 @@ def write(
 ) -> None:
     """Write labels in any format; a format that would lose some raises UserError and names another one.
 
-    "auto" follows the ending of the name: .labels is binary, anything else long. A format that cannot hold the sources
-    and scores of the labels raises UserError too, unless `without_sources` accepts that they are lost; the same with
-    uncertain labels and `without_uncertain`, which makes them unknown. `options` are options of the format, such as
-    `image_url` of label-studio; options of other formats are refused.
+    `without_sources` accepts that sources and scores are lost, `without_uncertain` that uncertain labels are unknown.
+    `options` are those of the format, such as `image_url` of label-studio; options of other formats are refused.
     """
     format = default_format(path) if format == "auto" else format
     module = format_of(format)

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ KINDS = ("tags", "wide", "long")
 
 _MARK = re.compile(r"[,;|\r\n]")
 _Lists = dict[str, dict[str, int]]  # image -> class -> +1 or −1
+_Change = Callable[[str, dict[str, str]], dict[str, str]]
 
 
 @dataclass
@@ -67,13 +69,13 @@ def add_to_copy(rows: Labels, table: Path, path: Path, kind: str, policy: Policy
         wanted[labels.images[image]][labels.classes[column]] = int(value)
     result = Added()
     add = {"tags": _add_tags, "wide": _add_cells, "long": _add_rows}[kind]
-    lines = add(copy, wanted, result)
+    text = "".join(add(copy, wanted, result))
     if table != source:
-        new = raw_records("".join(lines), copy.sheet.delimiter)
+        new = raw_records(text, copy.sheet.delimiter)
         write_changes(source, split, [fields for _, fields in copy.records()], [fields for _, fields in new], path)
         return result
     with atomic_write(path) as temporary:
-        temporary.write_bytes("".join(lines).encode(copy.encoding))
+        temporary.write_bytes(text.encode(copy.encoding))
     return result
 
 
@@ -95,9 +97,13 @@ class _Copy:
     def records(self) -> Iterator[tuple[str, list[str]]]:
         return raw_records(self.data.decode(self.encoding), self.sheet.delimiter)
 
-    def rewritten(self, image_column: str, change: Callable[[str, dict[str, str]], dict[str, str]]) -> Iterator[str]:
-        """The text of all records; `change` returns the new cells of a line of an image, by column."""
+    def rewritten(self, image_column: str, wanted: _Lists, change: _Change) -> Iterator[str]:
+        """The text of all records, and one for each other image that gains a label.
+
+        `change` returns the new cells of a line of an image, by column, and takes what it adds from `wanted`.
+        """
         header: list[str] = []
+        raw = ""
         for raw, fields in self.records():
             names = [name.strip().lstrip("\ufeff") for name in fields[: len(self.sheet.header)]]
             is_above = not header and names != self.sheet.header
@@ -111,12 +117,20 @@ class _Copy:
                 new = change(cells[image_column].strip(), cells)
                 changed = [*(new.get(name, cell) for name, cell in cells.items()), *fields[len(cells) :]]
                 yield self.line(changed, raw) if new else raw
+        added = [{image_column: name, **cells} for name in list(wanted) if (cells := change(name, {}))]
+        yield from self.new_lines(added, raw)
+
+    def new_lines(self, added: list[dict[str, str]], last: str) -> Iterator[str]:
+        """Lines after the `last` one, from their cells by column."""
+        if added and not last.endswith(("\n", "\r")):
+            yield self.line_end
+        for cells in added:
+            yield self.line([cells.get(name, "") for name in self.sheet.header])
 
     def line(self, fields: list[str], like: str = "") -> str:
         end = like[len(like.rstrip("\r\n")) :] if like else self.line_end
-        quoting: Literal[0, 1] = (
-            csv.QUOTE_ALL if like.startswith('"') and like.count('"') >= 2 * len(fields) else csv.QUOTE_MINIMAL
-        )
+        are_all_quoted = like.startswith('"') and like.count('"') >= 2 * len(fields)
+        quoting: Literal[0, 1] = csv.QUOTE_ALL if are_all_quoted else csv.QUOTE_MINIMAL
         text = io.StringIO(newline="")
         csv.writer(text, delimiter=self.sheet.delimiter, lineterminator=end, quoting=quoting).writerow(fields)
         return text.getvalue()
@@ -125,9 +139,6 @@ class _Copy:
     def line_end(self) -> str:
         first = next(self.records())[0]
         return first[len(first.rstrip("\r\n")) :] or "\n"
-
-    def new_line(self, cells: dict[str, str]) -> str:
-        return self.line([cells.get(name, "") for name in self.sheet.header])
 
     def meaning(self, raw: str, all_values: frozenset[str]) -> Meaning:
         try:
@@ -143,9 +154,8 @@ class _Copy:
             cells = Counter(self.sheet.column(name).to_pylist())
             meanings = {raw: self.meaning(raw, frozenset(cells)) for raw in cells}
             signs = {"present": 1, "absent": -1}
-            counts[name] = Counter(
-                {(signs[meanings[raw]], raw): n for raw, n in cells.items() if meanings[raw] in signs}
-            )
+            known = {raw: signs[meaning] for raw, meaning in meanings.items() if meaning in signs}
+            counts[name] = Counter({(sign, raw): cells[raw] for raw, sign in known.items()})
         together: Counter[tuple[int, str]] = sum(counts.values(), Counter())
         usual = {1: "1", -1: "-1" if self.policy.zero == "unknown" else "0"}
         result = {}
@@ -188,9 +198,8 @@ def _add_tags(copy: _Copy, wanted: _Lists, result: Added) -> Iterator[str]:
     spelled = _Spelling(tags.split_cells(cells, split)[0].to_pylist(), wanted)
     merged: _Lists = {}  # what each image has in all of its lines
     for name, sign in columns.items():
-        for image, cell in zip(
-            copy.sheet.column(image_column).to_pylist(), copy.sheet.column(name).to_pylist(), strict=True
-        ):
+        pairs = (copy.sheet.column(each).to_pylist() for each in (image_column, name))
+        for image, cell in zip(*pairs, strict=True):
             merged.setdefault(image.strip(), {}).update(dict.fromkeys(style.tags(cell), sign))
 
     def change(image: str, line: dict[str, str]) -> dict[str, str]:
@@ -208,8 +217,7 @@ def _add_tags(copy: _Copy, wanted: _Lists, result: Added) -> Iterator[str]:
                 result.labels += 1
         return new
 
-    lines = list(copy.rewritten(image_column, change))
-    return _with_new_images(copy, lines, image_column, wanted, change)
+    return copy.rewritten(image_column, wanted, change)
 
 
 def _add_cells(copy: _Copy, wanted: _Lists, result: Added) -> Iterator[str]:
@@ -237,22 +245,7 @@ def _add_cells(copy: _Copy, wanted: _Lists, result: Added) -> Iterator[str]:
                 result.kept += meaning != {1: "present", -1: "absent"}[sign]
         return new
 
-    lines = list(copy.rewritten(image_column, change))
-    return _with_new_images(copy, lines, image_column, wanted, change)
-
-
-def _with_new_images(
-    copy: _Copy,
-    lines: list[str],
-    image_column: str,
-    wanted: _Lists,
-    change: Callable[[str, dict[str, str]], dict[str, str]],
-) -> Iterator[str]:
-    """The lines, and one for each image that the table lacks and that gains a label."""
-    new = [copy.new_line({image_column: name, **cells}) for name in list(wanted) if (cells := change(name, {}))]
-    if new and lines and not lines[-1].endswith(("\n", "\r")):
-        lines.append(copy.line_end)
-    yield from (*lines, *new)
+    return copy.rewritten(image_column, wanted, change)
 
 
 def _add_rows(copy: _Copy, wanted: _Lists, result: Added) -> Iterator[str]:
@@ -265,7 +258,7 @@ def _add_rows(copy: _Copy, wanted: _Lists, result: Added) -> Iterator[str]:
     values = sheet.column(roles["value"]).to_pylist() if "value" in roles else [None] * len(sheet)
     for image, label, raw in zip(images, classes, values, strict=True):
         known[image.strip(), label.strip()] = "present" if raw is None else raw
-    lines, new = list(copy.rewritten(roles["image"], lambda image, line: {})), []
+    lines, new = [raw for raw, _ in copy.records()], []
     for image, labels in wanted.items():
         for label, sign in labels.items():
             name = spelled(label)
@@ -276,11 +269,9 @@ def _add_rows(copy: _Copy, wanted: _Lists, result: Added) -> Iterator[str]:
                 result.left_out["the table has no column of values, so it cannot say absent"] += 1
             else:
                 cells = {roles["image"]: image, roles["class"]: name}
-                new.append(copy.new_line({**cells, roles["value"]: words[sign]} if "value" in roles else cells))
+                new.append({**cells, roles["value"]: words[sign]} if "value" in roles else cells)
                 result.labels += 1
-    if new and not lines[-1].endswith(("\n", "\r")):
-        lines.append(copy.line_end)
-    yield from (*lines, *new)
+    return chain(lines, copy.new_lines(new, lines[-1]))
 
 
 @dataclass

@@ -1,8 +1,6 @@
-"""What each column of a table holds, judged by the values of its first rows, and how the table is to be read.
+"""What each column of a table holds, judged by its first rows, and how the table is to be read.
 
-`formats.read` completes the policy with it for tables of the formats tags, wide and long. Only where things are is
-taken from the values: which column names the image, which lists the classes, which are not about labels. What changes
-the meaning of a label is left open, so the readers ask.
+Only where things are is taken from the values. What changes the meaning of a label is left open, so the readers ask.
 """
 
 from __future__ import annotations
@@ -238,7 +236,7 @@ class Reading:
 
 
 def choose_reading(
-    path: Path, policy: Policy, format: str, *, is_stated: bool, read: Callable[[str, Path, Policy], object]
+    path: Path, policy: Policy, format: str, is_stated: bool, read: Callable[[str, Path, Policy], object]
 ) -> Reading:
     """The only plausible reading of a table; LabelError with the options of each if there are several.
 
@@ -442,17 +440,14 @@ class Layout:
         if not 1 < len(classes) < len(images) * len(classes) == len(parts) or any(map(_ANY_DIGIT.search, classes)):
             return
         message = f"the names in {self.image!r} end with a class: {', '.join(sorted(classes)[:4])}"
-        raise LabelError(
-            message, "write the image and the class into columns of their own: image,class,value", self.path
-        )
+        raise LabelError(message, "write the image and the class into columns: image,class,value", self.path)
 
     def _list_readings(self, column: Column, format: str, several: bool, unused: list[str]) -> list[Reading]:
         ignored = [*(c.name for c in self.others if c.kind == "coordinate" and c.is_coordinate), *unused]
         stated = [("tag_column", column.name)] if several else []
         stated += [("ignore", name) for name in unused]
-        as_tags = Reading("tags", self._policy(ignored)).but(
-            f"tags in {column.name}" * several, *stated, tag_column=column.name
-        )
+        words = f"tags in {column.name}" * several
+        as_tags = Reading("tags", self._policy(ignored)).but(words, *stated, tag_column=column.name)
         if self.policy.separator is not None or column.kind not in ("list", "category"):
             return [as_tags]
         cells, marks = list(column.distinct), []
@@ -467,11 +462,8 @@ class Layout:
             marks = [str(answer["separator"]) for answer in answers if "separator" in answer]
         if marks:
             stated = [] if several else [("tag_column", column.name)]
-            words = {"none": "one tag per cell"}
-            return [
-                as_tags.but(words.get(m, "several tags per cell"), *stated, ("separator", m), separator=m)
-                for m in marks
-            ]
+            many = {mark: "one tag per cell" if mark == "none" else "several tags per cell" for mark in marks}
+            return [as_tags.but(words, *stated, ("separator", m), separator=m) for m, words in many.items()]
         if format == "auto" and self._is_long(column) and column.kind != "list":
             return [replace(as_tags, format="long", policy=self._policy(ignored))]
         return [as_tags]
@@ -545,14 +537,11 @@ def _words_of(column: Column) -> set[str]:
 
 def _likeness(column: Column) -> tuple[bool, ...]:
     """False for what columns of classes usually are; the first of them matters most."""
-    is_constant = len(column.distinct) == 1 < len(column.filled)
-    is_json = tags.holds_json(column.filled)
-    is_usual = column.name.lower() in (*tags.LIST_COLUMNS, *tags.SINGULAR_NAMES)
     return (
-        is_constant,
+        len(column.distinct) == 1 < len(column.filled),
         column.name.lower() not in tags.LIST_COLUMNS,
-        not is_usual,
-        not is_json,
+        column.name.lower() not in (*tags.LIST_COLUMNS, *tags.SINGULAR_NAMES),
+        not tags.holds_json(column.filled),
         "name" not in column.words,
     )
 

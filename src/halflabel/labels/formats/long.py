@@ -1,18 +1,10 @@
 """Long rows, `image,class,value,source,score`, as CSV or Parquet: halflabel's own format, and others like it.
 
-Answers have a sixth column, `inclusion_weight`: 0 for a chosen question, for a random one the number of entries that it
-stands for.
-
-In our own files, which have the first five columns, value is 1 (present), -1 (absent), uncertain (2 in Parquet), 0
-(retracts an earlier label) or blank. A row without an image declares a class and a row without a class declares an
-image, so that classes and images without known labels keep their place in the order: declared names come first,
-wherever in the file they are. Names are exact.
-
-In other files source and score may be missing, and blanks around a name are removed. A row without an answer (blank,
-n/a, unknown) says nothing about its entry: it never removes the label of another row. In a file with only
-`image,class,value`, also beside other columns of ours such as those of questions, and no values but 1 and -1, -1 is
-absent unless stated otherwise; with any other value, such as the 0 that others write for absent, its meaning must be
-stated.
+In our own files, which have all five columns, value is 1 (present), -1 (absent), uncertain (2 in Parquet), 0 (retracts
+an earlier label) or blank, and a row without an image or a class declares the other: declared names come first. The
+column `inclusion_weight` is 0 for an answer to a chosen question; for a random one the number of entries that it stands for.
+In other files, whose names are trimmed, a row without an answer never removes the label of another row, and the meaning
+of values other than 1 and -1 must be stated.
 """
 
 from __future__ import annotations
@@ -123,7 +115,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
     sheet.select(policy.where, audit)
     cells = {role: sheet.column(name) for role, name in roles.items()}
     if not is_own_format:
-        _trim_names(cells, audit)
+        for role in ("image", "class"):
+            trimmed = pc.utf8_trim_whitespace(cells[role])
+            removed = pc.sum(pc.not_equal(trimmed, cells[role])).as_py() or 0
+            audit.note_count(removed, f"rows have blanks around the name of the {role}, which are removed")
+            cells[role] = trimmed
 
     has_image = pc.not_equal(cells["image"], "").to_numpy(zero_copy_only=False)
     has_class = pc.not_equal(cells["class"], "").to_numpy(zero_copy_only=False)
@@ -173,7 +169,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
         "entries are both present and absent: a person's row wins over a model's, else the last row wins; all are kept",
     )
     if "value" not in roles:
-        _note_lists(classes, audit)
+        lists = classes.array.filter(pc.match_substring_regex(classes.array, "[^,;|]+[,;|][^,;|]+"))
+        example = shorten_cell(lists[0].as_py()) if len(lists) else ""
+        audit.note_count(len(lists), f"classes look like lists, such as {example!r}: if they are, add ‹format=tags›")
     audit.note_names("columns not used", (name for name in sheet.header if name in {*unused, *policy.ignore}))
     return LabelImport(rows, audit)
 
@@ -205,14 +203,6 @@ def find_roles(header: list[str], image_column: str | None) -> dict[str, str]:
     return roles
 
 
-def _trim_names(cells: dict[str, pa.Array], audit: Audit) -> None:
-    for role in ("image", "class"):
-        trimmed = pc.utf8_trim_whitespace(cells[role])
-        if count := pc.sum(pc.not_equal(trimmed, cells[role])).as_py():
-            audit.note(f"blanks around the name of the {role} removed in {count} rows")
-        cells[role] = trimmed
-
-
 def _without_answer_first(rows: Labels, says_nothing: NDArray[np.bool_], audit: Audit) -> Labels:
     """The rows in an order in which those without an answer do not retract the label of another row."""
     if not says_nothing.any():
@@ -241,14 +231,6 @@ def _check_declarations(
                 names = ", ".join(name for r, name in roles.items() if r not in ("image", "class"))
                 fix = f"name the {missing}, or leave {names} blank"
                 raise sheet.error(message, fix, row=row, column=roles[missing])
-
-
-def _note_lists(classes: Names, audit: Audit) -> None:
-    """Note class names with a separator in them: they may be lists of names."""
-    lists = classes.array.filter(pc.match_substring_regex(classes.array, "[^,;|]+[,;|][^,;|]+"))
-    if len(lists):
-        example = shorten_cell(lists[0].as_py())
-        audit.note(f"{len(lists)} classes look like lists, such as {example!r}: if they are, add ‹format=tags›")
 
 
 def _encode(column: pa.Array, present: np.ndarray, is_declared: np.ndarray) -> tuple[Names, np.ndarray]:

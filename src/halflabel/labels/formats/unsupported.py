@@ -49,8 +49,24 @@ _WRITE = "write a CSV file with the header image,tags and one line per image, su
 
 
 def unsupported_format_error(path: Path) -> LabelError | None:
-    message_and_fix = _recognize_folder(path) if path.is_dir() else _recognize_file(path)
-    return message_and_fix and LabelError(*message_and_fix, path)
+    """The error that says what a file or folder is; None if it is not recognized."""
+    if not path.is_dir():
+        text = head_and_tail(path) if path.suffix.lower() == ".json" else ""
+        keys = list(dict.fromkeys(_KEY.findall(text)))
+        if not keys or not _COCO_KEYS.isdisjoint(keys):
+            return None
+        message = f"this JSON has no known format; its keys are {', '.join(keys[:8])}"
+        return LabelError(message, f"{_WRITE} a.jpg,dog;cat", path)
+    if any(name.lower().endswith(IMAGE_ENDINGS) for name in _entry_names(path)):
+        message = "this folder has images, but no labels in a known format"
+        return LabelError(message, "name the file with the labels", path)
+    if not (class_folders := folders_with_images(path)):
+        return None
+    examples = ", ".join(name for name, _ in class_folders[:3]) + (", …" if len(class_folders) > 3 else "")
+    name, image = class_folders[0]
+    other = f"name the file with the labels, or {_WRITE} {name}/{image},dog;cat"
+    message = f"folders of images ({examples}), which may be classes, splits or parts"
+    return LabelError(message, f"if they are classes, add ‹format=class-folders›; else {other}", path)
 
 
 def refuse_other_content(path: Path) -> None:
@@ -99,27 +115,6 @@ def own_output_error(header: list[str]) -> tuple[str, str] | None:
             "answer them: halflabel review RUN --questions FILE, or in a column value: 1 present, -1 absent",
         )
     return None
-
-
-def _recognize_file(path: Path) -> tuple[str, str] | None:
-    text = head_and_tail(path) if path.suffix.lower() == ".json" else ""
-    keys = list(dict.fromkeys(_KEY.findall(text)))
-    if not keys or not _COCO_KEYS.isdisjoint(keys):
-        return None
-    return f"this JSON has no known format; its keys are {', '.join(keys[:8])}", f"{_WRITE} a.jpg,dog;cat"
-
-
-def _recognize_folder(path: Path) -> tuple[str, str] | None:
-    class_folders = folders_with_images(path)
-    has_images = any(name.lower().endswith(IMAGE_ENDINGS) for name in _entry_names(path))
-    if has_images or not class_folders:
-        found = "this folder has images, but no labels in a known format", "name the file with the labels"
-        return found if has_images else None
-    examples = ", ".join(name for name, _ in class_folders[:3]) + (", …" if len(class_folders) > 3 else "")
-    name, image = class_folders[0]
-    other = f"name the file with the labels, or {_WRITE} {name}/{image},dog;cat"
-    message = f"folders of images ({examples}), which may be classes, splits or parts"
-    return message, f"if they are classes, add ‹format=class-folders›; else {other}"
 
 
 def places_inside(path: Path) -> Iterator[Path]:
