@@ -352,7 +352,7 @@ def test_blanks_around_names_do_not_count(file: Path) -> None:
     assert (list(rows.images), list(rows.classes)) == (["a.jpg", "b.jpg"], ["dog"])
     assert rows.training.dense().tolist() == [[-1], [1]]
     assert "1 rows have blanks around the name of the image, which are removed" in audit.notes
-    assert "blanks around the name of the class removed in 2 rows" in audit.notes
+    assert "2 rows have blanks around the name of the class, which are removed" in audit.notes
 
 
 def test_blanks_in_our_own_files_are_kept_and_noted(file: Path) -> None:

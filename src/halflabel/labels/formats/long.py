@@ -2,7 +2,7 @@
 
 In our own files, which have all five columns, value is 1 (present), -1 (absent), uncertain (2 in Parquet), 0 (retracts
 an earlier label) or blank, and a row without an image or a class declares the other: declared names come first. The
-column `inclusion_weight` is 0 for an answer to a chosen question; for a random one the number of entries that it stands for.
+column `inclusion_weight` is 0 for an answer to a chosen question, for a random one the entries that it stands for.
 In other files, whose names are trimmed, a row without an answer never removes the label of another row, and the meaning
 of values other than 1 and -1 must be stated.
 """
