@@ -272,26 +272,11 @@ def test_the_page_of_a_study_ranks_sets_of_labels(studies: Path, kind: str) -> N
     assert str(studies) not in text
 
 
-def test_the_page_says_what_more_labels_bring(studies: Path, edited: Callable[..., Path]) -> None:
-    gains = [[1.1, 0.005, 0.001, 0.009], [1.5, 0.02, 0.005, 0.03], [2.0, 0.04, 0.01, 0.06]]
-    folder = edited(lambda content: content["growth"].update(ahead=gains, worth=1.0), studies / "growth")
-    (now,) = (
-        row["known_labels"] for row in json.loads((folder / "comparison.json").read_text())["rows"] if row["share"] == 1
-    )
-    shown = section_of(build_comparison(folder), "more")
-    for times, gain, low, high, verdict in (
-        (0.1, 0.005, 0.001, 0.009, "no"),
-        (0.5, 0.02, 0.005, 0.03, "≈"),
-        (1, 0.04, 0.01, 0.06, "yes"),
-    ):
-        more = round(times * now)
-        interval = f"{signed(gain)} {signed(low)} to {signed(high)}"
-        assert f"{100 * times:g} % more {more} {interval} {signed(1000 * gain / more)} {verdict}" in shown
 
 
 def test_the_page_of_an_unfinished_learning_curve(studies: Path, edited: Callable[..., Path]) -> None:
     def change(content: dict[str, Any]) -> None:
-        content["growth"] = {"law": [None] * 3, "gain": [None] * 3, "curve": [], "ahead": [], "backtest": None}
+        content["growth"] = {"law": [None] * 3, "gain": [None] * 3, "curve": [], "backtest": None}
         content |= {"gaps": [], "rows": content["rows"][:1], "conclusions": ["Too few runs are finished for a curve."]}
 
     page = check(build_comparison(edited(change, studies / "growth")))

@@ -45,7 +45,7 @@ def test_page_shows_the_metrics_of_the_run(tmp_path: Path) -> None:
     match = re.search(r"This file: (\d+) kB", page.text)
     assert match is not None
     assert abs(int(match[1]) - len(text.encode()) / 1000) < 1
-    for name in ("photos", "classes", "threshold", "scores", "labels", "pairs", "learning"):
+    for name in ("photos", "classes", "threshold", "scores", "labels", "learning"):
         assert f'href="#{name}"' in text
     results = read_run_facts(run).held_out
     assert results is not None
@@ -101,7 +101,6 @@ def test_page_of_a_run_that_lacks_something(tmp_path: Path, kind: str) -> None:
         assert "95 % interval" not in page.text.partition("Class by class")[2].partition("What was known")[0]
         assert "micro F1" not in page.text.partition("What was known")[0]
         assert "Known labels per image" not in page.text  # the same as the known positives
-        assert "P(B | A)" not in page.text
     elif kind == "nothing held out":
         page = check(build_page(random_run(tmp_path / "run", held_out=False)))
         assert "No images were held out, so nothing was measured" in page.text
@@ -152,7 +151,7 @@ def test_pages_are_written_as_html_alone(tmp_path: Path) -> None:
     labels = write_labels_page(run.read_labels(), tmp_path / "labels.html").path.read_text(encoding="utf-8")
     shown = check(labels)
     assert "60 images" in shown.text
-    assert {"#labels", "#pairs"} <= set(shown.values("href"))
+    assert "#labels" in shown.values("href")
     assert "held out" not in shown.text
     for write in (lambda path: write_report(run, path), lambda path: write_labels_page(run.read_labels(), path)):
         with pytest.raises(UserError, match=r"end it in \.html"):

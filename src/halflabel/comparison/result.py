@@ -55,11 +55,9 @@ def _spread(deviation: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table: a method with one label mask.
+    """One row of the table: a method with one label mask; means over the seeds that all rows of a panel have finished.
 
-    mAP is the mean over the seeds that all rows of a panel (`Trials.panels`) have finished, and so are all values but
-    `seed_sd` and `per_seed`; `behind` is the mean paired difference to the best row (≤ 0, and 0 for the best itself;
-    NaN without a common seed). Intervals are 95 %.
+    `behind` is the paired difference to the best row: 0 for the best itself, NaN without a common seed.
     """
 
     labels: str
@@ -193,13 +191,16 @@ class Trials:
         return row.method, f"{row.strategy or 'all'} {100 * row.share:.3g} %"
 
     def csv_lines(self) -> list[dict[str, Any]]:
-        """Return one flat dictionary per row, as in the CSV file; fractions, seconds, bytes."""
+        """Return one flat dictionary per row, as in the CSV file."""
         lines = []
         for row in self.rows:
             line = asdict(row)
-            for name in ("own_metrics", "options"):
-                line[name] = " ".join(f"{key}={value}" for key, value in line[name].items())
-            lines.append({name: " ".join(map(str, v)) if isinstance(v, tuple) else v for name, v in line.items()})
+            for name, value in line.items():
+                if isinstance(value, dict):
+                    line[name] = " ".join(f"{key}={item}" for key, item in value.items())
+                elif isinstance(value, tuple):
+                    line[name] = " ".join(map(str, value))
+            lines.append(line)
         return lines
 
     def latex(self) -> str:
@@ -284,7 +285,6 @@ class Growth:
     curve: tuple[tuple[Number, Number, Number, Number], ...]  # share, fitted mAP, low, high; up to twice the labels
     gain: Interval  # of twice the labels, in mAP
     backtest: Backtest | None
-    ahead: tuple[tuple[Number, Number, Number, Number], ...] = ()  # factor of the labels, gain, low, high
     worth: float = 1.0  # the gain, in points of mAP, that is worth twice the labels
 
 
@@ -323,7 +323,6 @@ def difference(
 
 def _variance(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the variance of the mean over seeds, the bias of the replicates, and the 95 % quantile."""
-
     means = replicates.mean(0)
     means = means[np.isfinite(means)]
     image_variance = float(means.var(ddof=1)) if len(means) > 1 else 0.0
@@ -410,7 +409,6 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, k
         panels.setdefault((pair[1], pair[0].fit) if kind == "comparison" else pair[0].name, []).append(pair)
     rows: list[Row] = []
     records: list[dict[str, Any]] = []
-    finished = _FinishedRuns(grid, outcomes, bench)
     for panel in panels.values():
         scored = {pair: scores for pair in panel if (scores := scorer.scores(grid, pair, outcomes))}
         common = set(common_seeds(scored))
@@ -419,104 +417,97 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, k
         ranked = sorted(scored, key=lambda pair: (not common & set(scored[pair]), -means[pair]))
         best = scored[ranked[0]] if ranked else {}
         for pair in ranked if kind == "comparison" else scored:
-            runs = finished.records(pair, scored[pair])
-            rows.append(finished.row(pair, runs, scored[pair], judged_by[pair], best))
+            runs = _records(grid, outcomes, pair, scored[pair], bench)
+            rows.append(_row(grid, outcomes, pair, runs, scored[pair], judged_by[pair], best, bench))
             records += runs.values()
     return Trials(tuple(rows), kind, table=pa.Table.from_pylist(records))
 
 
-@dataclass(frozen=True)
-class _FinishedRuns:
-    """All runs of trials, as records of single runs and as rows of pairs."""
-
-    grid: Grid
-    outcomes: Results
-    bench: Bench
-
-    def records(self, pair: Pair, scored: Mapping[int, TaskScore]) -> dict[int, dict[str, Any]]:
-        """Return what is known of each finished run of a pair, by seed."""
-        (candidate, mask), tasks = pair, self.grid.finished(*pair, self.outcomes)
-        about = {
-            "labels": mask.name,
-            "strategy": mask.protocol,
-            "share": mask.clean(self.bench.rest),
+def _records(
+    grid: Grid, outcomes: Results, pair: Pair, scored: Mapping[int, TaskScore], bench: Bench
+) -> dict[int, dict[str, Any]]:
+    """Return what is known of each finished run of a pair, by seed."""
+    candidate, mask = pair
+    about = {"labels": mask.name, "strategy": mask.protocol, "share": mask.clean(bench.rest)}
+    return {
+        seed: {
+            **about,
             "method": candidate.name,
             "fit": candidate.fit,
+            "seed": seed,
+            "lr": task.lr,
+            "options": ":".join(f"{name}={value}" for name, value in task.options),
+            "mAP": scored[seed].mAP,
+            **dict.fromkeys(_F1, math.nan),
+            **scored[seed].metrics,
+            "validation": outcomes[task].select,
+            **{name: getattr(outcomes[task], name) for name in ("known", "best_epoch", "strength", "seconds")},
+            "run": task.key,
         }
-        return {
-            seed: {
-                **about,
-                "seed": seed,
-                "lr": task.lr,
-                "options": ":".join(f"{name}={value}" for name, value in task.options),
-                "mAP": scored[seed].mAP,
-                **dict.fromkeys(_F1, math.nan),
-                **scored[seed].metrics,
-                "validation": self.outcomes[task].select,
-                "known": self.outcomes[task].known,
-                "best_epoch": self.outcomes[task].best_epoch,
-                "strength": self.outcomes[task].strength,
-                "seconds": self.outcomes[task].seconds,
-                "run": task.key,
-            }
-            for seed, task in tasks.items()
-        }
+        for seed, task in grid.finished(*pair, outcomes).items()
+    }
 
-    def row(
-        self,
-        pair: Pair,
-        runs: Mapping[int, dict[str, Any]],
-        scored: Mapping[int, TaskScore],
-        seeds: Sequence[int],
-        best: Mapping[int, TaskScore],
-    ) -> Row:
-        (candidate, mask), tasks = pair, self.grid.finished(*pair, self.outcomes)
-        mean = mean_interval([scored[seed] for seed in seeds])
-        needed = 0
-        if scored is best:
-            behind = Interval(0.0, 0.0, 0.0)
-        elif all(seed in best for seed in seeds):
-            pairs = [scored[seed] for seed in seeds], [best[seed] for seed in seeds]
-            behind, needed = paired_interval(*pairs), photos_to_see(*pairs, len(self.bench.test))
-        else:
-            behind = Interval(math.nan, math.nan, math.nan)
-        first, run = next(iter(tasks.values())), next(iter(runs.values()))
-        own, tried = list(own_functions()), len(self.grid.tried(candidate, mask, self.outcomes))
-        assumed = any(self.outcomes[tasks[seed]].measure == "assumed_mAP" for seed in seeds)
 
-        def mean_of(*names: str) -> dict[str, Any]:
-            return {name: float(np.mean([runs[seed][name] for seed in seeds])) for name in names}
-
-        def spread(name: str) -> float:
-            """The standard deviation over seeds; NaN for a single one."""
-            return float(np.std([run[name] for run in runs.values()], ddof=1)) if len(runs) > 1 else math.nan
-
-        return Row(
-            **{name: run[name] for name in ("labels", "method", "strategy", "share", "fit", "lr")},
-            mAP=mean.mean,
-            mAP_low=mean.low,
-            mAP_high=mean.high,
-            behind=behind.mean,
-            behind_low=behind.low,
-            behind_high=behind.high,
-            photos_to_see=needed,
-            seeds=len(seeds),
-            seed_sd=spread("mAP"),
-            **mean_of("validation", "seconds", "known", *_F1),
-            selected_on="known positives" if assumed else "known labels",
-            CF1_sd=spread("CF1"),
-            OF1_sd=spread("OF1"),
-            options=_key_options(candidate, first),
-            tried=tried,
-            to_try=max(self.grid.runs(candidate) - self.grid.seeds + 1, tried),
-            rate_at_edge=self.grid.has_rate_at_edge(candidate, mask, self.outcomes),
-            known_labels=mask.apply(self.bench.rest, 0).known,
-            per_seed=tuple(score.mAP for score in scored.values()),
-            judged_by=tuple(seeds),
-            runs=tuple(tasks[seed].key for seed in seeds),
-            own_metrics=mean_of(*own),
-            role=candidate.role or ("naive" if candidate.method == NAIVE else ""),
-        )
+def _row(
+    grid: Grid,
+    outcomes: Results,
+    pair: Pair,
+    runs: Mapping[int, dict[str, Any]],
+    scored: Mapping[int, TaskScore],
+    seeds: Sequence[int],
+    best: Mapping[int, TaskScore],
+    bench: Bench,
+) -> Row:
+    """Return the row of a pair: means over `seeds` of its runs, and the difference to the scores of the best pair."""
+    (candidate, mask), tasks = pair, grid.finished(*pair, outcomes)
+    mean = mean_interval([scored[seed] for seed in seeds])
+    behind, needed = Interval(0.0, 0.0, 0.0), 0
+    if scored is not best:
+        behind = Interval(math.nan, math.nan, math.nan)
+        if all(seed in best for seed in seeds):
+            compared = [scored[seed] for seed in seeds], [best[seed] for seed in seeds]
+            behind, needed = paired_interval(*compared), photos_to_see(*compared, len(bench.test))
+    assumed = any(outcomes[tasks[seed]].measure == "assumed_mAP" for seed in seeds)
+    tried = len(grid.tried(candidate, mask, outcomes))
+    means = {
+        name: float(np.mean([runs[seed][name] for seed in seeds]))
+        for name in ("validation", "seconds", "known", *_F1, *own_functions())
+    }
+    spread = {
+        name: float(np.std([run[name] for run in runs.values()], ddof=1)) if len(runs) > 1 else math.nan
+        for name in ("mAP", *_F1)
+    }
+    first = next(iter(runs.values()))
+    return Row(
+        **{name: first[name] for name in ("labels", "method", "strategy", "share", "fit", "lr")},
+        validation=means["validation"],
+        seconds=means["seconds"],
+        known=means["known"],
+        CF1=means["CF1"],
+        OF1=means["OF1"],
+        mAP=mean.mean,
+        mAP_low=mean.low,
+        mAP_high=mean.high,
+        behind=behind.mean,
+        behind_low=behind.low,
+        behind_high=behind.high,
+        photos_to_see=needed,
+        seeds=len(seeds),
+        seed_sd=spread["mAP"],
+        selected_on="known positives" if assumed else "known labels",
+        CF1_sd=spread["CF1"],
+        OF1_sd=spread["OF1"],
+        options=_key_options(candidate, next(iter(tasks.values()))),
+        tried=tried,
+        to_try=max(grid.runs(candidate) - grid.seeds + 1, tried),
+        rate_at_edge=grid.has_rate_at_edge(candidate, mask, outcomes),
+        known_labels=mask.apply(bench.rest, 0).known,
+        per_seed=tuple(score.mAP for score in scored.values()),
+        judged_by=tuple(seeds),
+        runs=tuple(tasks[seed].key for seed in seeds),
+        own_metrics={name: means[name] for name in own_functions()},
+        role=candidate.role or ("naive" if candidate.method == NAIVE else ""),
+    )
 
 
 def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:

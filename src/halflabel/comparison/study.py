@@ -42,7 +42,6 @@ GROWTH = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 _EXPONENTS = np.geomspace(0.05, 3.0, 48)
 _REFINEMENT = np.geomspace(0.92, 1 / 0.92, 33)  # factors of the best exponent
-_AHEAD = (1.1, 1.25, 1.5, 2.0)  # factors of the present number of labels
 
 Place = tuple[str, float]  # a strategy and its share of clean labels
 Scores = Mapping[Place, Mapping[int, TaskScore]]  # by place and seed
@@ -243,13 +242,12 @@ def extrapolate(scores: Mapping[float, Mapping[int, TaskScore]], worth: float = 
     curve = [
         (point, *_interval(law.at(point), laws.at(point))) for point in np.geomspace(share.min(), 2.0, 40).tolist()
     ]
-    ahead = {factor: _interval(law.at(factor) - law.at(1.0), laws.at(factor) - laws.at(1.0)) for factor in _AHEAD}
+    gain = _interval(law.at(2.0) - law.at(1.0), laws.at(2.0) - laws.at(1.0))
     return Growth(
         (float(law.a[0]), float(law.b[0]), float(law.c[0])),
         tuple(curve),
-        ahead[2.0],
+        gain,
         backtest,
-        tuple((factor, *gain) for factor, gain in ahead.items()),
         worth,
     )
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from halflabel.comparison.conclusions import MEANING, group_gaps, verdict
-from halflabel.comparison.result import Interval, Row, Trials
+from halflabel.comparison.conclusions import MEANING, group_gaps
+from halflabel.comparison.result import Row, Trials
 from halflabel.errors import UserError
 from halflabel.report import svg
 from halflabel.report.layout import (
@@ -37,7 +37,6 @@ from halflabel.system.format import (
     percent,
     points,
     shorten,
-    signed_interval,
     signed_points,
 )
 from halflabel.system.html import Html
@@ -127,7 +126,6 @@ def build_comparison(folder: Path) -> str:
             _methods(facts, best),
             _shares(facts),
             _differences(facts),
-            _more_labels(facts),
             _missing(facts),
             _protocol(facts),
         ],
@@ -345,35 +343,4 @@ def _differences(facts: ComparisonFacts) -> Section | None:
             "of twenty that do not exist, about one would seem significant."
         ],
         panels=charts,
-    )
-
-
-def _more_labels(facts: ComparisonFacts) -> Section | None:
-    """Show what more labels are expected to give."""
-    growth, now = facts.trials.growth, next((row.known_labels for row in facts.trials.rows if not row.strategy), 0)
-    if growth is None or not now or not growth.ahead:
-        return None
-    lines = []
-    for times, *gain in growth.ahead:
-        expected, more = Interval(*gain), round((times - 1) * now)
-        per_1000 = 1000 * expected.mean / more if more else math.nan
-        interval = signed_interval(expected.low, expected.high)
-        verdicts = {"yes": "yes", "no": "no", "open": "≈"}
-        cells = [
-            Cell(more, group_digits(more)),
-            Cell(expected.mean, signed_points(expected.mean), interval),
-            Cell(per_1000, signed_points(per_1000)),
-            Cell(math.nan, verdicts[verdict(expected, growth.worth)]),
-        ]
-        lines.append(Line(f"{100 * (times - 1):.3g} % more", cells))
-    titles = ["labels", "number", "expected gain", "per 1000 labels", "worth it?"]
-    return Section(
-        *("more", "More labels", "What more labels give"),
-        on="Counted in labels: one class in one image, labelled present or absent.",
-        text=[
-            f"Training knows {group_digits(now)} labels now; twice as many are {group_digits(now)} more, of similar "
-            f"images labelled in the same way. Worth it: {growth.worth:g} point{'s' * (growth.worth != 1)} of mAP or "
-            "more, as set with --worth; ≈ where the interval includes that number, so that it is uncertain."
-        ],
-        tables=[Table("Expected gain of more labels", titles, lines)],
     )

@@ -1,7 +1,4 @@
-"""Sections about a label table: what is known, and which classes occur together.
-
-`halflabel report` shows them on the page of a run; `halflabel inspect --plot` writes a page with these two alone.
-"""
+"""What is known of a label table: a section of a run's page, and alone the page of `halflabel inspect --plot`."""
 
 from __future__ import annotations
 
@@ -11,15 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.evaluation.calibration import has_as_many_negatives
-from halflabel.labels.table import Table as Labels
-from halflabel.labels.table import top_pairs
+from halflabel.labels.table import Table
 from halflabel.report import svg
 from halflabel.report.layout import (
-    Cell,
-    Line,
     Section,
-    Table,
     WrittenPage,
     limit,
     name_list,
@@ -28,7 +20,7 @@ from halflabel.report.layout import (
     write_page,
 )
 from halflabel.report.svg import figure
-from halflabel.system.format import decimal, group_digits, percent, shorten
+from halflabel.system.format import group_digits, percent, shorten
 from halflabel.system.html import Html
 
 STATES = (("present", "known present"), ("absent", "known absent"), ("unknown", "unknown"))
@@ -40,17 +32,14 @@ REGIMES = {
     "empty": "Nothing is known.",
 }
 BAR_CLASSES = 28  # classes whose known labels are drawn as bars
-TABLE_PAIRS = 15
-LEAST_TOGETHER = 3  # images with both classes: shares of fewer say little
 
 
-def write_labels_page(labels: Labels, path: Path) -> WrittenPage:
+def write_labels_page(labels: Table, path: Path) -> WrittenPage:
     """Write the page of a label table, for `halflabel inspect --plot`."""
-    title, sections = f"{shorten(path.stem, 60)} · labels", (known_labels(labels), pairs(labels))
-    return write_page(path, lambda: report_page(title, sections))
+    return write_page(path, lambda: report_page(f"{shorten(path.stem, 60)} · labels", [known_labels(labels)]))
 
 
-def known_labels(labels: Labels, training: int | None = None) -> Section:
+def known_labels(labels: Table, training: int | None = None) -> Section:
     """Show how much is known, in total and per class; `training` is the number of images that were trained on."""
     stats = labels.stats
     total = stats.images * stats.classes
@@ -74,7 +63,7 @@ def known_labels(labels: Labels, training: int | None = None) -> Section:
     )
 
 
-def known_per_class(labels: Labels) -> list[Html]:
+def known_per_class(labels: Table) -> list[Html]:
     """Draw how much is known of the classes with the most known positives."""
     stats = labels.stats
     per_class = np.stack([stats.positives, stats.negatives, stats.unknown], axis=1)
@@ -90,7 +79,7 @@ def known_per_class(labels: Labels) -> list[Html]:
     return panels
 
 
-def _per_image(labels: Labels) -> list[Html]:
+def _per_image(labels: Table) -> list[Html]:
     stats = labels.stats
     histograms = {"Known positives per image": stats.positives_per_image}
     if stats.negatives.any():
@@ -111,33 +100,3 @@ def _group_bins(spread: NDArray[np.int64], most: int = 40) -> tuple[NDArray[Any]
     step = -(-len(spread) // most)
     padded = np.pad(spread, (0, -len(spread) % step))
     return padded.reshape(-1, step).sum(axis=1), np.arange(0, len(padded) + 1, step) - 0.5
-
-
-def pairs(labels: Labels) -> Section | None:
-    """List the pairs of classes that occur together most often; None where no pair does."""
-    together = top_pairs(labels, TABLE_PAIRS)
-    if not together:
-        return None
-    titles, note = ["A → B", "images"], ""
-    if has_negatives := has_as_many_negatives(labels.value):  # else shares would all be 1
-        titles += ["P(B\u00a0|\u00a0A)", "lift"]
-        note = (
-            "P(B | A): of the images with A in which B is known, the share with B. Lift: how many times its usual "
-            "share that is; 1 means that A tells nothing about B."
-        )
-    least = min(LEAST_TOGETHER, together[0].together)
-    lines = []
-    for pair in (pair for pair in together if pair.together >= least):
-        cells = [Cell(pair.together, group_digits(pair.together))]
-        if has_negatives:
-            cells += [Cell(pair.probability, decimal(pair.probability, 2)), Cell(pair.lift, decimal(pair.lift, 1))]
-        lines.append(Line(f"{shorten(pair.first, 26)} → {shorten(pair.second, 26)}", cells))
-    return Section(
-        "pairs",
-        "Together",
-        "What comes together",
-        on=f"Known labels of all {group_digits(labels.shape[0])} images.",
-        fold="The most frequent pairs of classes",
-        tables=[Table("Pairs of classes", titles, lines, letters=60)],
-        note=note,
-    )

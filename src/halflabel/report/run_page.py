@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halflabel.evaluation.registry import shown_metrics
 from halflabel.report import svg
-from halflabel.report.labels_page import known_labels, known_per_class, pairs
+from halflabel.report.labels_page import known_labels, known_per_class
 from halflabel.report.layout import (
     GLOSSARY,
     Cell,
@@ -92,7 +92,6 @@ def build_page(
         threshold_section(results) if results is not None else None,
         score_section(results) if results is not None and results.knows_absence else None,
         known_labels(table, len(facts.training) if facts.finished else None),
-        pairs(table),
         training_section(facts.log),
         photos if images is None else None,
     ]

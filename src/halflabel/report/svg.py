@@ -7,7 +7,8 @@ a desktop. Colours come from CSS classes, never from a style attribute, which th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,54 +17,6 @@ from numpy.typing import NDArray
 from halflabel.report.curves import Reliability, thin
 from halflabel.system.format import group_digits, points, shorten
 from halflabel.system.html import Html, el, join
-
-
-class Axis:
-    """A linear axis: maps values to page coordinates and chooses the ticks."""
-
-    def __init__(
-        self,
-        low: float,
-        high: float,
-        start: float,
-        end: float,
-        *,
-        integers: bool = False,
-        tick_count: int = 5,
-        in_points: bool = False,
-    ) -> None:
-        if not high > low:
-            low, high = low - 0.5, high + 0.5
-        self.low, self.high, self.start, self.end = low, high, start, end
-        self.ticks = round_ticks(low, high, tick_count, integers=integers)
-        self.in_points = in_points  # whether labels show values of 0 … 1 in points of 100
-
-    def label(self, tick: float) -> str:
-        return f"{100 * tick:g}".replace("-", "−") if self.in_points else short_number(tick)
-
-    def __call__(self, value: float) -> float:
-        return round(self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low), 1)
-
-
-class LogAxis(Axis):
-    """A logarithmic axis for positive values, with given ticks."""
-
-    def __init__(
-        self, low: float, high: float, start: float, end: float, *, ticks: Sequence[float], padding: float = 0
-    ) -> None:
-        if not high > low:
-            low, high = low / 2, high * 2
-        super().__init__(math.log10(low), math.log10(high), start, end)
-        self.padding = padding  # at both ends, so that the first and the last point do not lie on the frame
-        self.ticks = [ticks[0]]
-        for tick in ticks[1:-1]:  # of two ticks that would overlap, the first stays; both ends always stay
-            if min(self(tick) - self(self.ticks[-1]), self(ticks[-1]) - self(tick)) >= 30:
-                self.ticks.append(tick)
-        self.ticks += ticks[1:][-1:]
-
-    def __call__(self, value: float) -> float:
-        within = (self.end - self.start - 2 * self.padding) / (self.end - self.start)
-        return round(self.start + self.padding + within * (super().__call__(math.log10(value)) - self.start), 1)
 
 
 def padded_range(*values: NDArray[Any]) -> tuple[float, float]:
@@ -77,7 +30,7 @@ def padded_range(*values: NDArray[Any]) -> tuple[float, float]:
 
 def round_ticks(low: float, high: float, tick_count: int = 5, *, integers: bool = False) -> list[float]:
     """Return about `tick_count` round numbers within low … high."""
-    rough = (high - low) / tick_count
+    rough = (high - low) / tick_count or 0.2
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * nice for nice in (1, 2, 2.5, 5, 10) if size * nice >= rough * 0.999)
     step = max(1.0, math.ceil(step)) if integers else step
@@ -91,6 +44,33 @@ def short_number(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
     return f"{value:.3g}".replace("-", "−")
+
+
+def in_points(value: float) -> str:
+    """Format a tick of 0 … 1 in points of 100."""
+    return f"{100 * value:g}".replace("-", "−")
+
+
+@dataclass
+class Axis:
+    """Maps values to page coordinates; `scale` is math.log10 on a logarithmic axis. Ticks default to round numbers."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: Sequence[float] = ()
+    label: Callable[[float], str] = short_number
+    scale: Callable[[float], float] = float
+
+    def __post_init__(self) -> None:
+        if not self.high > self.low:
+            self.low, self.high = self.low - 0.5, self.high + 0.5
+        self.ticks = self.ticks or round_ticks(self.low, self.high)
+
+    def __call__(self, value: float) -> float:
+        low, high = self.scale(self.low), self.scale(self.high)
+        return round(self.start + (self.end - self.start) * (self.scale(value) - low) / (high - low), 1)
 
 
 WIDTH = 340
@@ -150,8 +130,9 @@ def line_chart(
     xs, ys = (np.concatenate([line[part] for line in drawn]) for part in (1, 2))
     low, high = y_range or (float(ys.min()), float(ys.max()))
     first, last = x_range or (float(xs.min()), float(xs.max()))
-    x = Axis(first, last, 46, WIDTH - 10, integers=True)
-    y = Axis(low, high, _MIDDLE - 34, _TOP, integers=y_range is None and bool((ys == np.rint(ys)).all()))
+    are_counts = y_range is None and bool((ys == np.rint(ys)).all())
+    x = Axis(first, last, 46, WIDTH - 10, round_ticks(first, last, integers=True))
+    y = Axis(low, high, _MIDDLE - 34, _TOP, round_ticks(low, high, integers=True) if are_counts else ())
     parts = [_frame(x, y, labels)]
     if mark is not None:
         parts.append(_mark(x, y, *mark))
@@ -203,9 +184,9 @@ def interval_chart(
     """
     bottom = 8 + ROW_HEIGHT * len(names)
     span = span or padded_range(values, low, high, *dots, np.array(reference))
-    x = Axis(*span, NAME_WIDTH + 10, WIDTH - 12, tick_count=5 if span == (0, 1) else 4, in_points=True)
-    if len(x.ticks) < 3:
-        x.ticks = round_ticks(x.low, x.high, 6)
+    ticks = round_ticks(*span, 5 if span == (0, 1) else 4)
+    ticks = ticks if len(ticks) > 2 else round_ticks(*span, 6)
+    x = Axis(*span, NAME_WIDTH + 10, WIDTH - 12, ticks, in_points)
     parts = [_line(x(tick), 2, x(tick), bottom, "grid") for tick in x.ticks]
     parts += [_text(x.label(tick), x(tick), bottom + 14) for tick in x.ticks]
     if math.isfinite(reference):
@@ -245,10 +226,14 @@ def interval_lines(
     """
     all_x = np.unique(np.concatenate([line.x for line in series]))
     x_ticks = list(ticks) or all_x.tolist()
-    ends = float(min(all_x[0], *x_ticks)), float(max(all_x[-1], *x_ticks))
-    x = LogAxis(*ends, 46, WIDTH - 10, ticks=x_ticks, padding=16)
+    x = Axis(min(all_x[0], *x_ticks) / 1.2, max(all_x[-1], *x_ticks) * 1.2, 46, WIDTH - 10, x_ticks, scale=math.log10)
+    shown = x_ticks[:1]
+    for tick in x_ticks[1:-1]:  # of two ticks that would overlap, the first stays; both ends always stay
+        if min(x(tick) - x(shown[-1]), x(x_ticks[-1]) - x(tick)) >= 30:
+            shown.append(tick)
+    x.ticks = shown + x_ticks[1:][-1:]
     values = [part for line in series for part in (line.low, line.high, line.y)]
-    y = Axis(*padded_range(*values, *fit[1:]), _TALL - 34, _TOP, in_points=True)
+    y = Axis(*padded_range(*values, *fit[1:]), _TALL - 34, _TOP, label=in_points)
     parts = [_frame(x, y, labels)]
     if fit:
         fit_x, fit_y, down, up = ([float(number) for number in part] for part in fit)
@@ -307,7 +292,8 @@ def histogram(
         return math.log10(1 + value) if log else float(value)
 
     most = max(float(counts.max()), 1.0)
-    x = Axis(float(edges[0]), float(edges[-1]), 46, WIDTH - 10, integers=integers)
+    ends = float(edges[0]), float(edges[-1])
+    x = Axis(*ends, 46, WIDTH - 10, round_ticks(*ends, integers=integers))
     y = Axis(0, scaled(most), _LOW - 34, _TOP)
     marks = (
         [0.0, *(10.0**k for k in range(int(math.log10(most)) + 1))] if log else round_ticks(0, most, 3, integers=True)
