@@ -272,8 +272,6 @@ def test_the_page_of_a_study_ranks_sets_of_labels(studies: Path, kind: str) -> N
     assert str(studies) not in text
 
 
-
-
 def test_the_page_of_an_unfinished_learning_curve(studies: Path, edited: Callable[..., Path]) -> None:
     def change(content: dict[str, Any]) -> None:
         content["growth"] = {"law": [None] * 3, "gain": [None] * 3, "curve": [], "backtest": None}
