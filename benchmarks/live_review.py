@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import tempfile
 import threading
 import time
@@ -48,12 +49,12 @@ from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
 from halflabel.review.live import LiveReview
 from halflabel.review.live_questions import EntryAnswer
-from halflabel.review.server import make_app, serve
+from halflabel.review.server import make_app
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.runs.from_nothing import learn_from_answers
 from halflabel.runs.scores import ScoredImages
-from halflabel.serve.guard import TOKEN_HEADER, new_token
+from halflabel.serve.guard import TOKEN_HEADER, run_server
 from halflabel.system.sockets import open_socket
 from strong_base import make_parser, read_labels, read_single
 
@@ -238,11 +239,11 @@ def measure_latency(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, open_socket("127.0.0.1", 0) as listening:
         store = AnswerStore(Path(folder) / "answers.sqlite")
         session = ReviewSession(scored, queue, store, who="person", live=True)
-        port, token = listening.getsockname()[1], new_token()
+        port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
         layout = Path(folder) / "map.npz"
         thumbnails = Thumbnails(Path(), paths)
-        app = make_app(session, thumbnails, None, token=token, host="127.0.0.1", port=port, layout=layout)
-        threading.Thread(target=serve, args=(app, listening), daemon=True).start()
+        app = make_app(session, thumbnails, token=token, host="127.0.0.1", port=port, layout=layout)
+        threading.Thread(target=run_server, args=(app, listening), kwargs={"patience": 2}, daemon=True).start()
         receiver, sender = context.Pipe()
         context.Process(target=_answer, args=(port, token, options.latency, sender), daemon=True).start()
         used = time.process_time()

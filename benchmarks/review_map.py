@@ -25,6 +25,7 @@ from halflabel.review.photo_map import lay_out
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.runs.scores import ScoredImages
+from halflabel.serve.guard import run_server
 from halflabel.system.sockets import open_socket
 
 # How long the page draws in each frame.
@@ -84,8 +85,8 @@ def main() -> None:
         layout = folder / "map.npz"
         thumbnails = Thumbnails(folder, session.scored.paths)
         address = {"token": token, "host": "127.0.0.1", "port": port}
-        app = server.make_app(session, thumbnails, None, layout=layout, **address)
-        threading.Thread(target=server.serve, args=(app, listening), daemon=True).start()
+        app = server.make_app(session, thumbnails, layout=layout, **address)
+        threading.Thread(target=run_server, args=(app, listening), kwargs={"patience": 2}, daemon=True).start()
         with sync_playwright() as engine:
             browser = engine.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": options.width, "height": 800})

@@ -168,7 +168,7 @@ def review_app(place: Path, port: int = 8765) -> Any:
     asked = choose_questions(scores, table, scored.thresholds, 6, control=0.5)
     desk = ReviewSession(scored, asked, AnswerStore(place / "answers.sqlite"), who="me", run="first")
     address = {"token": "t" * 43, "host": "127.0.0.1", "port": port}
-    return make_app(desk, Thumbnails(place, paths), None, layout=place / "map.npz", **address)
+    return make_app(desk, Thumbnails(place, paths), layout=place / "map.npz", **address)
 
 
 def pages(place: Path) -> Iterator[Reader]:

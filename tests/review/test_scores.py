@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
 from halflabel.questions.next import next_questions
-from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
 from halflabel.runs import crossfit
 from halflabel.runs import scores as score_cache
 from halflabel.runs.folder import RunFolder
@@ -185,37 +183,6 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     # The views are those of the run's own training, not of another least crop.
     note = next((tmp_path / "cr").rglob("strong-0-*")) / "about.json"
     assert Model.open(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
-
-
-def test_class_maps_have_the_shape_of_the_photo_and_empty_ones_are_reported(small, monkeypatch) -> None:
-    from halflabel.features import class_maps
-
-    run, images = small
-    thumbnails = Thumbnails(images, [f"train-{k:06}.png" for k in range(24)])
-    cells = np.full((1, 1, 2, 2), -1.0, np.float32)
-    monkeypatch.setattr(class_maps, "compute_class_maps", lambda *_: cells)
-    with pytest.raises(EmptyClassMap, match="no part"):
-        ClassMaps(run, thumbnails).png(0, 3)
-    cells[0, 0, 0, 1] = 2.0  # hot on the right, above
-    alpha = np.asarray(Image.open(io.BytesIO(ClassMaps(run, thumbnails).png(0, 3))).convert("RGBA").getchannel("A"))
-    assert alpha.shape == (128, 256)
-    assert alpha.argmax() % 256 > 128
-    assert alpha.max() == 180
-    assert alpha[127, 0] == 0
-    with pytest.raises(ImageUnavailable):
-        ClassMaps(run, thumbnails).png(99, 3)
-
-
-def test_maps_come_from_the_model(small) -> None:
-    run, images = small
-    maps = ClassMaps(run, Thumbnails(images, [f"train-{k:06}.png" for k in range(24)]))
-    shown = 0
-    for column in range(10):
-        try:
-            shown += Image.open(io.BytesIO(maps.png(1, column))).size == (256, 256)
-        except ImageUnavailable:
-            continue
-    assert shown > 0
 
 
 def test_labels_made_by_a_model_are_no_evidence(project) -> None:

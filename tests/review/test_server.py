@@ -10,13 +10,12 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
-from server_examples import ask, client_of, step
+from server_examples import ask, step
 
 from halflabel.errors import UserError
 from halflabel.labels.answers import Answer
 from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT
 from halflabel.review.team_answers import estimate_share
-from halflabel.review.thumbnails import EmptyClassMap, ImageUnavailable, Thumbnails
 from halflabel.system.intervals import wilson
 
 
@@ -194,22 +193,6 @@ def test_another_process_is_noticed(client, session) -> None:
     other.close()
     assert question["entry"] not in {q["entry"] for q in ask(client, count=60)}
     assert client.get("/api/state").json()["answered"] == 1
-
-
-def test_a_class_seen_nowhere_is_an_answer_and_not_a_fault(project, session) -> None:
-    class Cold:
-        reason: Exception = EmptyClassMap("no place in this photo speaks for the class")
-
-        def png(self, image: int, column: int) -> bytes:
-            raise self.reason
-
-    thumbnails, maps = Thumbnails(project.images, session.scored.paths), Cold()
-    client = client_of(session, thumbnails, maps=maps)
-    shown = ask(client)[0]
-    reply = client.get(f"/api/map/{shown['image']}/{shown['column']}")
-    assert (reply.status_code, reply.json()) == (200, {"nothing": "no place in this photo speaks for the class"})
-    maps.reason = ImageUnavailable("damaged")
-    assert client.get(f"/api/map/{shown['image']}/{shown['column']}").status_code == 404
 
 
 def test_the_grid_takes_the_class_that_has_most_to_show(client, session) -> None:

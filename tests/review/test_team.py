@@ -27,7 +27,7 @@ TOKEN = "t" * 43
 
 def app_of(project, session, port: int = 8765, tls: bool = False):
     thumbnails, layout = Thumbnails(project.images, session.scored.paths), project.run / "map.npz"
-    return server.make_app(session, thumbnails, None, token=TOKEN, host="127.0.0.1", port=port, layout=layout, tls=tls)
+    return server.make_app(session, thumbnails, token=TOKEN, host="127.0.0.1", port=port, layout=layout, tls=tls)
 
 
 def client_of(project, session) -> TestClient:

@@ -300,11 +300,9 @@ def _serve(
         if is_live:
             setup = live_process.LiveSetup(run.folder, images, precision, run_page.write_report)
             live = stack.enter_context(closing(live_process.LiveLoop(session, setup)))
-        maps = review_thumbnails.ClassMaps(run, thumbnails) if run.weights.exists() else None
         app = server.make_app(
             session,
             thumbnails,
-            maps,
             token=token,
             host=host,
             port=number,

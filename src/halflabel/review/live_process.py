@@ -6,7 +6,6 @@ page goes first. It ends when the server does, however that ends.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -51,8 +50,7 @@ class LiveLoop:
         self.session, self.setup = session, setup
         self.version = 0  # counts the fits
         self.error = ""
-        self._history_file = RunFolder(setup.run).review_history
-        self.history = _read_history(self._history_file)
+        self.history: list[dict[str, Any]] = []  # the quality after each fit
         self.latest: dict[str, Any] | None = None
         self.fitting = True  # the process fits once when it starts
         self.finish: dict[str, Any] | None = None  # the state of Finish, once it was asked for
@@ -144,25 +142,11 @@ class LiveLoop:
         with self._lock:
             self.latest, self.fitting = quality, False
             self.version += 1
-            is_new = not self.history or self.history[-1]["answers"] != point["answers"]
-            if is_new:
+            if not self.history or self.history[-1]["answers"] != point["answers"]:
                 self.history.append(point)
             again = self._asked_again or self._waiting >= EVERY
-        if is_new:
-            with suppress(OSError), self._history_file.open("a") as file:
-                file.write(json.dumps(point) + "\n")
         if again:
             self.fit_now()
-
-
-def _read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the points of earlier sessions; a last line that was cut off is left out."""
-    points = []
-    with suppress(OSError):
-        for line in path.read_text().splitlines():
-            with suppress(ValueError):
-                points.append(json.loads(line))
-    return points
 
 
 def _work(connection: Connection, setup: LiveSetup) -> None:

@@ -1,7 +1,4 @@
-"""Photos laid out by similarity, for the map of the review page.
-
-The layout is computed once, in a thread, and cached in RUN/map.npz.
-"""
+"""Photos laid out by similarity, for the map of the review page: computed once, in a thread, and cached in a file."""
 
 from __future__ import annotations
 
@@ -68,28 +65,21 @@ class PhotoMap:
         shown = np.random.default_rng(0).permutation(count)[:MAX_POINTS] if count > MAX_POINTS else np.arange(count)
         self.images: NDArray[np.int64] = np.sort(shown)
         self._places: NDArray[np.uint16] | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._load, daemon=True)
         self._lock = threading.Lock()
 
     def points(self) -> dict[str, Any]:
         """Return public ids, names and places; not ready while the places are being computed."""
         with self._lock:
-            if self._places is None and self._thread is None:
-                self._thread = threading.Thread(target=self._load, daemon=True)
+            if self._thread.ident is None:
                 self._thread.start()
                 self._thread.join(0.2)  # a stored layout is there at once
-        places = self._places
-        if places is None:
+        if self._places is None:
             return {"ready": False, "photos": len(self.images)}
-        session = self.session
-        return {
-            "ready": True,
-            "images": [session.public_ids[i] for i in self.images],
-            "names": [session.images[i] for i in self.images],
-            "x": places[:, 0].tolist(),
-            "y": places[:, 1].tolist(),
-            "photos": len(session.images),
-        }
+        x, y = self._places.T.tolist()
+        ids, names = self.session.public_ids, self.session.images
+        points = {"images": [ids[i] for i in self.images], "names": [names[i] for i in self.images], "x": x, "y": y}
+        return {"ready": True, **points, "photos": len(names)}
 
     def colours(self, label: str) -> dict[str, Any]:
         """Return what colours the photos: probability in % (−1: none) and state of a class, or the best class."""

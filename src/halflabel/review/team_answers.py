@@ -30,7 +30,7 @@ class TeamAnswers:
     """
 
     def __init__(self, store: AnswerStore, table: Table, project: str, twice: float) -> None:
-        self.store, self.table, self.project, self.twice = store, table, project, twice
+        self.store, self.project, self.twice = store, project, twice
         self._image = {name: i for i, name in enumerate(table.images)}
         self._column = {name: c for c, name in enumerate(table.classes)}
         self.given: dict[int, list[Answer]] = {}  # by all people
@@ -78,13 +78,11 @@ class TeamAnswers:
         """Return how people agree, for all classes and for each, their expected errors, and the number of conflicts."""
         self.weigh()
         agreement = measure_agreement(self.given.values())
-        people = Counter(item.who for e in self.given for item in self.votes(e))
+        people = Counter(item.who for e in self.given for item in self.votes(e)).most_common()
         return {
             "all": agreement[""]._asdict() if agreement else None,
-            "classes": [{"name": c, **agreement[c]._asdict()} for c in self.table.classes if c in agreement],
-            "people": [
-                {"name": who, "answers": number, "error": self.errors.get(who)} for who, number in people.most_common()
-            ],
+            "classes": [{"name": c, **agreement[c]._asdict()} for c in self._column if c in agreement],
+            "people": [{"name": who, "answers": count, "error": self.errors.get(who)} for who, count in people],
             "conflicts": len(self.conflicts()),
         }
 
@@ -94,20 +92,18 @@ class TeamAnswers:
         changed, self._seen = self.store.changed_since(self._seen)
         groups = group_by_entry(self.store.current()) if is_first else {it: self.store.current(it) for it in changed}
         for (image, label), given in groups.items():
-            if image in self._image and label in self._column:
-                self._replace(self._image[image] * len(self._column) + self._column[label], given)
-
-    def _replace(self, e: int, given: list[Answer]) -> None:
-        self.shared_changes += max(len(given), len(self.given.get(e, ()))) > 1
-        if given:
-            self.given[e], self.holding[e] = given, holding_answer(given, self.errors)
-        else:
-            self.given.pop(e, None)
-            self.holding.pop(e, None)
-        if len(given) == 1 and self._is_for_two(e):
-            self.waiting[e] = given[0]
-        else:
+            if image not in self._image or label not in self._column:
+                continue
+            e = self._image[image] * len(self._column) + self._column[label]
+            self.shared_changes += max(len(given), len(self.given.get(e, ()))) > 1
             self.waiting.pop(e, None)
+            if given:
+                self.given[e], self.holding[e] = given, holding_answer(given, self.errors)
+            else:
+                self.given.pop(e, None)
+                self.holding.pop(e, None)
+            if len(given) == 1 and self._is_for_two(e):
+                self.waiting[e] = given[0]
 
     def weigh(self) -> None:
         """Estimate each person's error again; where people differ, another answer may then hold."""

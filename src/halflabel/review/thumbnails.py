@@ -1,4 +1,4 @@
-"""Images for the review page: small copies of photos, and class maps. Only files inside the image folder are read."""
+"""Images for the review page: small copies of photos. Only files inside the image folder are read."""
 
 from __future__ import annotations
 
@@ -8,31 +8,19 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from halflabel.errors import UserError
-from halflabel.images.decode import BadImage, read_image, read_pixels
+from halflabel.images.decode import BadImage, read_pixels
 from halflabel.images.pack.read import is_pack
-from halflabel.runs.folder import RunFolder
-
-if TYPE_CHECKING:
-    from halflabel.runs.model import Model
-
 
 SIZES = {"small": 320, "large": 1024}  # longer side in pixels
 _MAX_DECODING = 4  # photos decoded at the same time
-_KEPT_PHOTOS, _KEPT_MAPS = 400, 1000  # in memory: large photos have about 200 kB, maps 10 kB
-MAP_SIDE = 256  # longer side of a class map in pixels
+_KEPT_PHOTOS = 400  # in memory: large photos have about 200 kB
 
 
 class ImageUnavailable(Exception):
     """A photo does not exist or cannot be shown; the message is the reason."""
-
-
-class EmptyClassMap(ImageUnavailable):
-    """No part of the photo supports the class; this is a result, not a failure."""
 
 
 class Thumbnails:
@@ -82,32 +70,3 @@ def _shrink(path: Path, side: int) -> bytes:
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=88)  # without metadata
     return stream.getvalue()
-
-
-class ClassMaps:
-    """Class maps of a run as transparent images to lay over the photos; the model is loaded at the first request."""
-
-    def __init__(self, run: RunFolder, thumbnails: Thumbnails) -> None:
-        self.run = run
-        self.thumbnails = thumbnails
-        self.png = lru_cache(_KEPT_MAPS)(self._make)
-        self._predictor: Model | None = None
-        self._lock = threading.Lock()  # one at a time, as the model uses all cores
-
-    def _make(self, image: int, column: int) -> bytes:
-        """Return the class map of one photo in the photo's aspect ratio, scaled to its own maximum."""
-        from halflabel.features.class_maps import heat_png, photo_heat_maps
-        from halflabel.runs.model import Model
-
-        try:
-            pixels = read_image(self.thumbnails.path(image))
-            with self._lock:
-                self._predictor = predictor = self._predictor or Model.open(self.run)
-                (heat,) = photo_heat_maps(predictor.network, predictor.views["plain"], pixels, [column], MAP_SIDE)
-        except BadImage as error:
-            raise ImageUnavailable(error.reason) from None
-        except UserError as error:
-            raise ImageUnavailable(error.message) from None
-        if not heat.any():
-            raise EmptyClassMap("no part of this photo supports the class")
-        return heat_png(heat)

@@ -116,7 +116,6 @@ class RunFolder:
     bad_images = _PathInRun("bad_images.csv")
     filled = _PathInRun("filled.csv")  # default output of `fill`
     answers = _PathInRun("answers.sqlite")
-    review_history = _PathInRun("review_history.jsonl")  # what a live review measured, one line per fit
     asked = _PathInRun("asked.csv")  # all questions that `next` wrote, so that answers to chosen ones never evaluate
     control = _PathInRun("control.csv")  # the questions that `fill` needs answered where only positives are known
     fill_options = _PathInRun("fill_options.json")  # of the last `fill`; a continued run inherits them

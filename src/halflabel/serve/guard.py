@@ -11,6 +11,7 @@ import binascii
 import hmac
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -267,7 +268,8 @@ def run_server(app: ASGIApp, listening: socket.socket, *, patience: int, tls: tu
     server = uvicorn.Server(uvicorn.Config(app, http=limited_protocol(), **settings))
     # After it has stopped, uvicorn raises the signal again; that must not end the process before it has cleaned up.
     signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: None) for number in signals}
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, lambda *_: None) for number in signals if is_main}
     try:
         server.run(sockets=[listening])
     finally:
