@@ -278,12 +278,11 @@ def _fill(
     run: run_folder.RunFolder, images: Path, path: Path, complete: bool, **options: Any
 ) -> tuple[fill_plan.FillPlan, fill_plan.FillCounts]:
     """Fill labels and write them to a file, after the known ones if `complete`; `options` are those of `fill`."""
-    with Bar("features") as bar, Bar("decides") as deciding:
-        plan = fill_run.fill(run, images, **options, reporter=Reporter(bar, show_message), plan_progress=deciding)
+    with Bar("features") as bar:
+        plan = fill_run.fill(run, images, **options, reporter=Reporter(bar, show_message))
     known = run.read_rows() if options["labels"] is None else options["labels"]
-    with Bar("writes") as writing:
-        more = {"base": known if complete else None, "answers": options["answers"], "progress": writing}
-        return plan, distributed.run_on_main(lambda: fill_run.write_filled(plan, path, **more))
+    more = {"base": known if complete else None, "answers": options["answers"]}
+    return plan, distributed.run_on_main(lambda: fill_run.write_filled(plan, path, **more))
 
 
 def _show_photos(filling: fill_plan.FillPlan, images: Path, all_photos: bool, people: label_rows.Labels | None) -> None:

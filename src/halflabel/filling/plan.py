@@ -73,7 +73,6 @@ class FillOptions:
     confidence: float = 0.9
     rules: Rules | None = None
     source: str = "model"  # of the filled rows
-    progress: Callable[[int, int], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -299,8 +298,6 @@ def make_plan(
         follows, _, contradiction = _apply_rules(options.rules, known, _rows_of_images(model_labels, index))
         free = (known == 0) & (follows == 0) & ~contradiction & ~unfillable & inside[:, None]
         counts.add(p, free, evidence.rows(index), inside & scores.unbiased[index])
-        if options.progress is not None:
-            options.progress(int(index[-1]) + 1, len(table))
     present, absent = decide(counts, options.precision)
     return FillPlan(
         scores=scores,

@@ -1,16 +1,21 @@
-"""Fill the labels of a run, and write the filled rows. Importing this module does not import torch."""
+"""Fill the labels of a run, and write the filled rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from halflabel.errors import UserError
+from halflabel.evaluation.decisions import calibrate
+from halflabel.evaluation.scores import Scores, image_blocks
+from halflabel.filling.control import draw_control, plan_present
+from halflabel.filling.plan import FillCounts, FillOptions, FillPlan, plan_fill
+from halflabel.images.stored_features import unlisted_images
 from halflabel.labels.formats.long import (
     appear_in_order,
     columns_of,
@@ -20,15 +25,19 @@ from halflabel.labels.formats.long import (
 )
 from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.names import Names
-from halflabel.labels.table import are_nearly_all_positive
-from halflabel.questions.choose import FEWEST_ANSWERS, asked_entries, read_questions, write_questions
+from halflabel.labels.rules import read_rules
+from halflabel.labels.table import Table, are_nearly_all_positive
+from halflabel.questions.choose import (
+    FEWEST_ANSWERS,
+    asked_entries,
+    read_questions,
+    recorded_weights,
+    write_questions,
+)
+from halflabel.runs.crossfit import fit_again
 from halflabel.runs.folder import RunFolder
+from halflabel.system.memory import scratch_array
 from halflabel.system.reporter import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from halflabel.evaluation.scores import Scores
-    from halflabel.filling.plan import FillCounts, FillPlan
-    from halflabel.labels.table import Table
 
 
 class NotShown(UserError):
@@ -49,7 +58,6 @@ def fill(
     assume_random: bool = False,
     all_photos: bool = False,
     reporter: Reporter = SILENT,
-    plan_progress: Callable[[int, int], None] | None = None,
 ) -> FillPlan:
     """Plan how to fill the unknown labels of a run, or of `labels`: other labels of the run's classes, of any images.
 
@@ -63,11 +71,6 @@ def fill(
     calibration. A run that continues another has learned from such answers: they still count for the entries that were
     asked about. NotShown is raised where nothing shows the precision.
     """
-    from halflabel.evaluation.decisions import calibrate
-    from halflabel.filling.control import plan_present
-    from halflabel.filling.plan import FillOptions, plan_fill
-    from halflabel.labels.rules import read_rules
-
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     further_photos = unlisted_photos(run, labels, Path(images)) if all_photos else None
     rows, table, evidence = _open_labels(run, labels, further_photos)
@@ -85,7 +88,7 @@ def fill(
         raise _not_shown(reason)
     scores = _score(run, Path(images), rows, folds, reporter)
     source = f"{MODEL_PREFIX}{config['method']}{'+assumed' if control is None and assume_random else ''}:{run.address}"
-    options = FillOptions(to_fill, precision, confidence, rule_set, source, plan_progress)
+    options = FillOptions(to_fill, precision, confidence, rule_set, source)
     plan = None if only_positives or control is not None else plan_fill(scores, rows, options)
     if plan is not None and plan.unlike and not assume_random:
         reason = f"{plan.unlike}, so they do not show"
@@ -133,9 +136,6 @@ class _Learned:
 
     def asked_about(self, scores: Scores, images: Path, reporter: Reporter) -> Scores:
         """Return the scores of the entries that the questions were drawn from; NaN: answers say nothing of others."""
-        from halflabel.evaluation.scores import image_blocks
-        from halflabel.system.memory import scratch_array
-
         calibration, before = self.earlier.read_calibration(), self.earlier.scores(scores.images, images, reporter)
         entries = self.answers.image, self.answers.column
         lowest = np.nanmin(calibration.log_odds(np.asarray(before.logits[entries]), entries[1]))
@@ -153,9 +153,8 @@ def _learned_answers(run: RunFolder) -> _Learned | None:
     if earlier is None or not earlier.control.exists() or run.score_kind != "out-of-fold":
         return None
     rows, asked = run.read_rows().drop_overridden(), asked_entries(earlier.control)
-    image, column = rows.image.tolist(), rows.column.tolist()
-    weight = [asked.get((rows.images[i], rows.classes[c]), np.nan) for i, c in zip(image, column, strict=True)]
-    rows = replace(rows, weight=np.where(rows.weight > 0, weight, np.nan).astype(np.float32))
+    weight = np.where(rows.weight > 0, recorded_weights(rows, asked), np.nan)
+    rows = replace(rows, weight=weight.astype(np.float32))
     rows = rows.select(~np.isnan(rows.weight) & (np.abs(rows.value) == 1))
     return _Learned(rows, earlier) if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
 
@@ -199,9 +198,7 @@ class ControlQuestions:
     def answers_among(self, answers: Labels) -> Labels | None:
         """Return the answers to the questions that were asked, with their weights, or None if there are too few."""
         asked = self.asked()
-        entries = zip(answers.image.tolist(), answers.column.tolist(), strict=True)
-        weights = [asked.get((answers.images[i], answers.classes[c]), np.nan) for i, c in entries]
-        weight = np.array(weights, np.float32)
+        weight = recorded_weights(answers, asked)
         rows = replace(answers, weight=weight).select(~np.isnan(weight))
         return rows if asked and len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
 
@@ -211,8 +208,6 @@ class ControlQuestions:
 
     def ask(self, reporter: Reporter = SILENT) -> None:
         """Draw questions and write them; where some are written already, further ones, about the further photos."""
-        from halflabel.filling.control import draw_control
-
         rows, table, evidence = _open_labels(self.run, self.labels, self.further)
         _check_probabilities(self.run, None)
         scores, calibration = _score(self.run, self.images, rows, None, reporter), self.run.read_calibration()
@@ -231,8 +226,6 @@ def has_only_positives(run: RunFolder) -> bool:
 
 def unlisted_photos(run: RunFolder, labels: Labels | None, folder: Path) -> Names:
     """Return the photos of the folder that neither run nor `labels` name."""
-    from halflabel.images.stored_features import unlisted_images
-
     names = run.read_rows().images
     return Names(unlisted_images(names if labels is None else names.union(labels.images), folder))
 
@@ -256,12 +249,16 @@ def _check_probabilities(run: RunFolder, folds: int | None) -> None:
             "with positives only, probabilities are those of the run, and ‹folds› would train other heads",
             "leave ‹folds› out",
         )
-    is_frozen = run.read_config().get("tune", "head") == "head"
-    if not run.is_calibrated or (is_frozen and run.score_kind != "out-of-fold"):
+    if not run.is_calibrated or _lacks_scores(run):
         raise UserError(
             f"{run.folder} has no out-of-fold scores, on which control questions and what is filled by them rest",
             "train with ‹fit=linear›",
         )
+
+
+def _lacks_scores(run: RunFolder) -> bool:
+    """Whether a run on a frozen backbone has no out-of-fold scores."""
+    return run.read_config().get("tune", "head") == "head" and run.score_kind != "out-of-fold"
 
 
 def _score(run: RunFolder, images: Path, labels: Labels, folds: int | None, reporter: Reporter) -> Scores:
@@ -270,10 +267,7 @@ def _score(run: RunFolder, images: Path, labels: Labels, folds: int | None, repo
     So known and unknown entries of an image have scores of the same kind. A tuned backbone is evaluated on the images
     that the run held out, and on those that it never had.
     """
-    is_frozen = run.read_config().get("tune", "head") == "head"
-    if folds is not None or (is_frozen and run.score_kind != "out-of-fold"):
-        from halflabel.runs.crossfit import fit_again
-
+    if folds is not None or _lacks_scores(run):
         return fit_again(run, images, labels, folds=folds, reporter=reporter)
     if run.score_kind is None and (run.split_of(labels.images) == 0).all():
         raise UserError(
@@ -295,7 +289,6 @@ def write_filled(
     *,
     base: Labels | None = None,
     answers: Labels | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> FillCounts:
     """Write the filled rows to CSV or Parquet, by the file name; `base` and `answers` are written before them.
 
@@ -317,12 +310,8 @@ def write_filled(
         for rows in (base, answers):
             if rows is not None:
                 yield from write(rows)
-        done = 0
         for rows in plan.blocks(counts):
             yield from write(rows)
-            done += len(rows.images)
-            if progress is not None:
-                progress(done, len(plan.images_to_fill))
         if base is not None:
             if not appear_in_order(base.column, len(base.classes)):
                 yield from declaration_blocks("class", base.classes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -371,10 +371,14 @@ def weigh_answers(answers: Labels, *records: Path) -> Labels:
     So answers to chosen questions are known to be chosen, in whatever form they come back.
     """
     asked = {entry: weight for path in records for entry, weight in asked_entries(path).items()}
-    entries = zip(answers.image.tolist(), answers.column.tolist(), strict=True)
-    recorded = [asked.get((answers.images[i], answers.classes[c]), math.nan) for i, c in entries]
-    weight = np.where(np.isnan(answers.weight), np.array(recorded, np.float32), answers.weight)
+    weight = np.where(np.isnan(answers.weight), recorded_weights(answers, asked), answers.weight)
     return replace(answers, weight=weight)
+
+
+def recorded_weights(rows: Labels, asked: Mapping[tuple[str, str], float]) -> NDArray[np.float32]:
+    """Return the inclusion weight of each row's question by image and class; NaN where it was not asked."""
+    entries = zip(rows.image.tolist(), rows.column.tolist(), strict=True)
+    return np.array([asked.get((rows.images[i], rows.classes[c]), math.nan) for i, c in entries], np.float32)
 
 
 def asked_entries(path: Path) -> dict[tuple[str, str], float]:
