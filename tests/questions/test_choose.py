@@ -19,7 +19,6 @@ from halflabel.questions.choose import (
     CONTROL_PRESENT,
     Question,
     choose_questions,
-    likely_positives,
     read_questions,
     record_questions,
     weigh_answers,
@@ -287,25 +286,6 @@ def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> 
         return most
 
     assert peak(4_000) - peak(2_000) < 2 * 2_000 * 200
-
-
-@pytest.mark.parametrize("column", [None, 2])
-def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.evaluation.scores._BLOCK_ENTRIES", 40)  # ten images at a time
-    scores, table, _ = positives_only()
-    scores = np.round(scores, 1)  # ties
-    scores[7] = np.nan
-    skip = {(3, 2), (0, 0), (59, 3)}
-    q = scores.astype(np.float64)
-    rest = [
-        (-q[i, c], i, c)
-        for i, c in itertools.product(range(60), range(4))
-        if table.dense()[i, c] == 0 and q[i, c] >= 0.1 and (i, c) not in skip and column in (None, c)
-    ]
-    questions = likely_positives(scores, table, 25, skip=skip, column=column)
-    assert [(-item.probability, item.image, item.column) for item in questions] == sorted(rest)[:25]
-    assert len(questions) == min(25, len(rest))
-    assert len(rest) > 10
 
 
 def test_recorded_questions_weigh_answers_that_come_back_without_weights(tmp_path: Path) -> None:

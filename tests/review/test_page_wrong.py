@@ -60,7 +60,7 @@ def test_a_label_is_corrected_or_kept_and_both_can_be_undone(wrong) -> None:
     expect(first.locator(".mark")).not_to_have_text("")
     page.keyboard.press("z")
     saved(server, page, [])
-    page.click("[data-view=missing]")
+    page.click("[data-view=grid]")
     page.click("[data-view=wrong]")
     expect(page.locator("#gallery-title")).to_have_text("Likely wrong")
     expect(cards).to_have_count(len(FLIPPED))
@@ -82,7 +82,7 @@ def test_a_class_without_doubtful_labels_and_an_answered_gallery_are_empty(wrong
         page.locator(".card").nth(number).focus()
         page.keyboard.press("u")
     saved(server, page, [0, 0, 0])
-    page.click("[data-view=missing]")
+    page.click("[data-view=grid]")
     page.click("[data-view=wrong]")
     expect(page.locator("#gallery-text")).to_have_text(nothing)
     assert page.faults == []

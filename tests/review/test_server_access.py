@@ -25,7 +25,7 @@ SCRIPTS = sorted(
 )
 
 
-@pytest.mark.parametrize("path", ["/api/state", "/api/gallery?kind=missing", "/api/image/x", "/api", "/api/nothing"])
+@pytest.mark.parametrize("path", ["/api/state", "/api/gallery?kind=wrong", "/api/image/x", "/api", "/api/nothing"])
 def test_requests_without_the_token_are_refused(client, path) -> None:
     for given in ("", "t" * 42, TOKEN + "t"):
         assert client.get(path, headers={TOKEN_HEADER: given}).status_code == 401

@@ -306,22 +306,6 @@ def _reason(q: float, rare: bool) -> str:
     return f"{reason}, rare class" if rare else reason
 
 
-def likely_positives(
-    scores: NDArray[Any],
-    table: Table,
-    count: int,
-    *,
-    skip: Iterable[tuple[int, int]] = (),
-    column: int | None = None,
-) -> list[Question]:
-    """Return unknown entries with a probability of at least 0.1, most probable first; of one class, or of all."""
-    is_wanted = np.arange(len(table.classes)) == column if column is not None else np.True_
-    best = LowestCost(1, count, np.nextafter(-0.1, 0))
-    for index, block, labels, is_free in entry_blocks(scores, table, skip):
-        best.add_block(index, np.where(is_free & (labels == 0) & is_wanted, -block.astype(np.float64), np.inf))
-    return [Question(i, c, -cost, "likely missing") for i, c, cost in best.entries()]
-
-
 def rank_among_equal(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return for each value how many before it are the same.
 

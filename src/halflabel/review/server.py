@@ -69,8 +69,6 @@ class QuestionRequest(_StrictModel):
     count: int = Field(8, ge=1, le=60)
     label: str = Field("", max_length=500)
     state: State = "open"
-    low: float = Field(0.0, ge=0, le=1)
-    high: float = Field(1.0, ge=0, le=1)
     skip: list[Entry] = Field(default_factory=list, max_length=2000)
     one_class: bool = False
     order: Literal["useful", "high", "low"] = "useful"
@@ -139,7 +137,7 @@ def make_app(
     @post("/api/questions")
     def questions(request: QuestionRequest, who: Reviewer = "") -> dict[str, Any]:
         if request.one_class and (request.order != "useful" or request.like or request.name or request.within):
-            return {"questions": session.browse(**request.model_dump(exclude={"state", "low", "high", "one_class"}))}
+            return {"questions": session.browse(**request.model_dump(exclude={"state", "one_class"}))}
         options = request.model_dump(exclude={"order", "like", "name", "within"})
         return {"questions": session.take_questions(who=name(who), **options)}
 
@@ -190,7 +188,7 @@ def make_app(
 
     @get("/api/gallery")
     def gallery(
-        kind: Literal["missing", "wrong", "conflicts"],
+        kind: Literal["wrong", "conflicts"],
         label: Annotated[str, Query(max_length=500)] = "",
         start: Annotated[int, Query(ge=0, le=10_000)] = 0,
         count: Annotated[int, Query(ge=1, le=60)] = 24,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.answers import SETTLED, Answer, AnswerStore
-from halflabel.questions.choose import Question, likely_positives, rank_among_equal
+from halflabel.questions.choose import Question
 from halflabel.questions.next import doubtful_labels
 from halflabel.review.team_answers import TeamAnswers, estimate_share
 from halflabel.runs.scores import ScoredImages
@@ -93,8 +93,6 @@ class ReviewSession:
         who: str = "",
         label: str = "",
         state: str = "open",
-        low: float = 0.0,
-        high: float = 1.0,
         skip: Iterable[int] = (),
         one_class: bool = False,
     ) -> list[dict[str, Any]]:
@@ -104,8 +102,7 @@ class ReviewSession:
         With `one_class` all are of the class with the most open questions, most probable first, without controls.
         """
         who = who or self.who
-        limited = low > 0 or high < 1
-        filtered = bool(label) or limited or one_class
+        filtered = bool(label) or one_class
         with self._current() as team:
             for e, first in team.waiting.items():
                 if e not in self.pool:
@@ -115,8 +112,6 @@ class ReviewSession:
             def matches(e: int) -> bool:
                 question = self.pool[e]
                 if e in skipped or (label and self.classes[question.column] != label):
-                    return False
-                if limited and not low <= _zero_if_nan(question.probability) <= high:
                     return False
                 if state == "open":
                     return team.is_open(e, who) and self._is_free(e, tab) and not (filtered and question.is_control)
@@ -331,25 +326,17 @@ class ReviewSession:
             return team.agreement()
 
     def gallery(self, kind: str, label: str = "", start: int = 0, count: int = 24, who: str = "") -> dict[str, Any]:
-        """Return entries of a gallery: likely missing positives, known labels that look wrong, or conflicts."""
+        """Return entries of a gallery: known labels that look wrong, or conflicts."""
         who = who or self.who
         with self._current() as team:
             controls = [e for e, question in self.pool.items() if question.is_control]
             skip = [self._split(e) for e in (*team.holding, *controls)]
-            column = self.classes.index(label) if label in self.classes else None
-            scores, table = self.scored.scores, self.scored.table
             if kind == "wrong":
-                trained_on = ~self.scored.held_out
+                scores, table, trained_on = self.scored.scores, self.scored.table, ~self.scored.held_out
                 entries = doubtful_labels(scores, table, _GALLERY_ENTRIES, trained_on=trained_on, skip=skip)
-                entries = [item for item in entries if column is None or item.column == column]
-            elif kind == "conflicts":
-                conflicts = [e for e in team.conflicts() if column in (None, e % len(self.classes))]
-                entries = [self._question(e, SETTLED) for e in conflicts]
             else:
-                entries = likely_positives(scores, table, 4 * _GALLERY_ENTRIES, skip=skip, column=column)
-                # Six of each class, then six more, so that classes alternate.
-                rank = rank_among_equal(np.array([item.column for item in entries], np.int64))
-                entries = [entries[k] for k in np.argsort(rank // 6, kind="stable")[:_GALLERY_ENTRIES]]
+                entries = [self._question(e, SETTLED) for e in team.conflicts()]
+            entries = [item for item in entries if label in ("", self.classes[item.column])]
             items = [self._show(self._entry(*q.entry), who, q) for q in entries[start : start + count]]
             for item in items if kind == "conflicts" else ():
                 votes = team.votes(item["entry"])

@@ -1,10 +1,9 @@
-// Three galleries: labels that are likely missing, labels that are likely wrong, and answers of two people that differ.
+// Two galleries: labels that are likely wrong, and answers of two people that differ.
 import { $, ANSWER_WORDS, shorten, el, startTurn, announce, showOnly, toggle, view } from "/screen.js";
 import { answer, call, retry, isReady, smallPhoto } from "/connection.js";
 import { modelOpinion, showWaiting, showStopped } from "/questions.js";
 
 const TEXTS = {
-  missing: ["Likely missing", "Nobody has labelled these, and the model thinks that the class may be present; most probable first. Is the class in the photo?"],
   wrong: ["Likely wrong", "The model contradicts these labels (score: 0 surely absent, 1 surely present); either may be right. Is the class in the photo? Your answer replaces the label."],
   conflicts: ["Conflicts", "Two people gave different answers. Your answer settles it and holds against both; ? leaves the label unknown."],
 };

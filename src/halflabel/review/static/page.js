@@ -23,14 +23,15 @@ function open(name, origin = null) {
     if (button.dataset.view === name) button.setAttribute("aria-current", "page");
     else button.removeAttribute("aria-current");
   }
-  for (const part of document.querySelectorAll(".asks")) part.hidden = ["missing", "wrong", "conflicts", "map"].includes(name);
+  for (const part of document.querySelectorAll(".asks")) part.hidden = ["wrong", "conflicts", "map"].includes(name);
   for (const part of document.querySelectorAll(".browses")) part.hidden = name !== "grid";
   restart(origin);
 }
 
 function openClass(name) {
-  open("missing"); // lists all classes
+  open("grid"); // lists all classes
   $("filter-class").value = name;
+  $("filter-order").value = "high";
   restart();
 }
 
@@ -90,7 +91,7 @@ document.addEventListener("keydown", (event) => {
   if (event.target.closest?.("select, input, textarea")) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   if (key.length === 1 && !$("keys-on").checked) return;
-  const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong", 5: "map", 6: "conflicts", p: "photo" }[key];
+  const targetView = { 1: "one", 2: "grid", 3: "wrong", 4: "map", 5: "conflicts", p: "photo" }[key];
   let handled = true;
   if (event.repeat && (KEYS.has(key) || key === "Enter" || /^[1-9]$/.test(key))) return event.preventDefault(); // a key that is held down is one answer
   if (KEYS.has(key)) handled = answerKey(KEYS.get(key));

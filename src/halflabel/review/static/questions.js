@@ -12,8 +12,7 @@ let isLive = false; // whether the model learns meanwhile
 export const shownEntries = new Set(); // since the filters last changed
 
 function filters() {
-  const [low, high] = $("filter-confidence").value.split("-").map(Number);
-  return { label: $("filter-class").value, state: $("filter-state").value, low, high };
+  return { label: $("filter-class").value, state: $("filter-state").value };
 }
 
 /** Fetch up to `count` questions that match the filters, except the entries `excluded`. */
@@ -83,12 +82,10 @@ function showEstimate(place, share, text) {
 
 function updateClassFilter(rows) {
   if (document.activeElement === $("filter-class")) return; // the user is choosing
-  const { label, state, low, high } = filters();
-  const anyChance = low <= 0 && high >= 1; // counts per chance are not known here
-  const inState = rows.filter((row) => row.name === label || countInState(row, state));
-  const names = view === "one" || view === "grid"
-    ? inState.map((row) => [row.name, anyChance ? `${row.name} (${countInState(row, state)})` : row.name])
-    : labels.map((name) => [name, name]);
+  const { label, state } = filters();
+  const counts = new Map(rows.map((row) => [row.name, countInState(row, state)]));
+  const shown = view === "one" ? labels.filter((name) => name === label || counts.get(name)) : labels;
+  const names = shown.map((name) => [name, view === "one" || view === "grid" ? `${name} (${counts.get(name) ?? 0})` : name]);
   const options = names.map(([name, title]) => el("option", { value: name }, title));
   $("filter-class").replaceChildren(el("option", { value: "" }, "all classes"), ...options);
   $("filter-class").value = names.some(([name]) => name === label) ? label : "";
@@ -122,9 +119,9 @@ const sleep = (time) => new Promise((done) => { setTimeout(done, time); });
 const fetchAgain = () => $("filters").dispatchEvent(new Event("change"));
 
 export async function showFinished() {
-  const { label, state, low, high } = filters();
-  if (label || state !== "open" || low > 0 || high < 1) {
-    return showMessage("No question matches these filters", "Choose others above, or look through the galleries.",
+  const { label, state } = filters();
+  if (label || state !== "open") {
+    return showMessage("No question matches these filters", "Choose others above.",
       "Clear the filters", () => { $("filters").reset(); fetchAgain(); });
   }
   if (isLive && !openCount()) return showMessage("One moment", "The model looks at all photos and chooses the questions.");
@@ -149,5 +146,5 @@ export async function showFinished() {
       "One by one", () => document.querySelector('nav [data-view="one"]').click());
   }
   showMessage("All questions are answered",
-    `Thank you. Next, in the terminal: ${progress?.next ?? "halflabel review --help"} (Undo still works here, and the galleries have more.)`);
+    `Thank you. Next, in the terminal: ${progress?.next ?? "halflabel review --help"} (Undo still works here, and the grid has more.)`);
 }

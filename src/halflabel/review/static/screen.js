@@ -32,7 +32,7 @@ export function announce(text) {
   place.classList.toggle("fresh", text !== "");
 }
 
-export let view = "one"; // or photo, grid, map, missing, wrong, conflicts
+export let view = "one"; // or photo, grid, map, wrong, conflicts
 
 export function setView(name) { view = name; }
 
