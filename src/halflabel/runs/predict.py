@@ -88,8 +88,7 @@ def list_files(images: Sequence[str | Path], stdin: Iterable[str] = (), *, items
     def find() -> FileList:
         paths, unpacked = list[Path](), dict[str, str]()
         if len(images) == 1 and str(images[0]) != "-" and holds_features(images[0]):
-            folder = local_path(images[0])
-            return FileList(stored_names(folder), {}, folder)
+            return FileList(stored_names(folder := local_path(images[0])), {}, folder)
         for path in map(Path, images):
             if str(path) == "-":
                 paths.extend(Path(line.rstrip("\r\n")) for line in stdin if line.strip())
@@ -110,14 +109,13 @@ def stream_predictions(
     model: Model,
     files: FileList,
     *,
-    first: int = 0,
     top: int = 3,
     all_scores: bool = False,
     items: bool = False,
     reporter: Reporter = SILENT,
 ) -> Iterator[Prediction]:
-    """Yield the predictions of the images from the number `first` on, as they are scored; then the unpacked images."""
-    for names, scores, errors in _score(model, files, first=first, items=items, reporter=reporter):
+    """Yield the predictions of the images, as they are scored; then those of the unpacked images."""
+    for names, scores, errors in _score(model, files, first=0, items=items, reporter=reporter):
         for number, (name, row) in enumerate(zip(names, scores, strict=True)):
             error = errors.get(number, "")
             labels = [] if error else model.labels(row, top=top, every=all_scores)
@@ -190,9 +188,8 @@ def predict_to_parquet(
 
     The columns are those of the CSV. With `all_scores` there is one row per image instead, with image, probabilities (a
     list of C float32 in the order of the classes, null for an unreadable image) and error; classes and thresholds are
-    JSON lists in the metadata of each file. A file holds 8,192 images, fewer with many classes, and is complete or not
-    there; its checksum is in _predictions.json. The same call continues after an interruption; other predictions in
-    the folder are only replaced with `force`. A name that ends in .parquet is one file, written as a whole.
+    JSON lists in the metadata of each file. The same call continues after an interruption; other predictions in the
+    folder are only replaced with `force`. A name that ends in .parquet is one file, written as a whole.
     """
     as_table = partial(_wide_table, model) if all_scores else partial(_long_table, model, top)
 

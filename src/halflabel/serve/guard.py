@@ -146,14 +146,12 @@ class Body:
 class Guard:
     """ASGI middleware that refuses requests of strangers.
 
-    Host must be an IP address or a name of this machine, with our port: else a page of another origin could reach a
-    server on this machine through a name that resolves to it (DNS rebinding). Programs send the token as
-    `Authorization: Bearer TOKEN`, or as the password of any user, which browsers ask for; /health needs none, and where
-    there is a token any host is taken, as of a proxy.
+    Without a token, Host must be an IP address or a name of this machine, with our port: else a page of another origin
+    could reach the server through a name that resolves to this machine (DNS rebinding). Programs send the token as
+    `Authorization: Bearer TOKEN`, or as the password of any user; /health needs none.
 
     With `for_page`, requests come from the review page: /api needs the token in its own header, which a page of another
-    origin can neither read nor send; the host, Origin and Sec-Fetch-Site must be our own, where the browser sends them;
-    bodies have at most 64 KiB, and replies have PAGE_HEADERS.
+    origin can neither read nor send; Host, Origin and Sec-Fetch-Site must be our own; bodies have at most 64 KiB.
     """
 
     def __init__(
@@ -211,13 +209,9 @@ class Guard:
         needs_token = path.startswith("/api") if self.for_page else path != "/health"
         if self.token is None or not needs_token:
             return
+        sent, fix = [_password(text) for text in headers.getlist("authorization")], "send Authorization: Bearer TOKEN"
         if self.for_page:
             sent, fix = [token.encode() for token in headers.getlist(TOKEN_HEADER)], "open the address in the terminal"
-        else:
-            sent, fix = (
-                [_password(text) for text in headers.getlist("authorization")],
-                "send Authorization: Bearer TOKEN",
-            )
         if len(sent) != 1 or not hmac.compare_digest(sent[0], self.token):
             raise RequestRefused(401, f"the token is missing or wrong: {fix}")
 

@@ -1,7 +1,6 @@
-"""Label Studio's ML backend protocol: POST /setup, POST /predict with tasks, GET /health.
+"""Label Studio's ML backend protocol (https://labelstud.io/guide/ml_create).
 
-Images are read from a local folder by the names in the tasks, never from the addresses: a task must not make the server
-fetch what it could not reach itself. https://labelstud.io/guide/ml_create
+Images are read from a local folder by the names in the tasks: a task must not make the server fetch an address.
 """
 
 from __future__ import annotations
@@ -83,44 +82,31 @@ def _image_name(task: Any) -> str:
 
 
 def _results(interface: str, labels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The results of one image in the terms of a labelling interface.
+    """Return the results of one image in the terms of a labelling interface.
 
     A question per class, as `convert --to label-studio` makes them, is answered yes or no. Other Choices get the names
     of the present classes that they offer. Without an interface, one question per class is assumed.
     """
-    questions, choices = _read_interface(interface)
-    results = [
-        _result(question_name(label["class"]), "image", ["yes" if label["present"] else "no"], label["probability"])
-        for label in labels
-        if not interface or question_name(label["class"]) in questions
-    ]
-    for (name, to_name), offered in choices.items():
-        present = [label for label in labels if label["present"] and label["class"] in offered]
-        if present:
-            score = min(label["probability"] for label in present)
-            results.append(_result(name, to_name, [label["class"] for label in present], score))
-    return results
-
-
-def _result(name: str, to_name: str, chosen: list[str], probability: float) -> dict[str, Any]:
-    score = probability if chosen != ["no"] else 1 - probability
-    value = {"choices": chosen}
-    return {"from_name": name, "to_name": to_name, "type": "choices", "value": value, "score": score}
-
-
-def _read_interface(interface: str) -> tuple[set[str], dict[tuple[str, str], set[str]]]:
-    """The questions with the answers yes and no, and the other Choices with what they offer."""
     try:
         root = ElementTree.fromstring(interface) if interface else ElementTree.Element("View")
     except ElementTree.ParseError:
         raise RequestRefused(400, "the labelling interface is not XML") from None
-    questions: set[str] = set()
-    choices: dict[tuple[str, str], set[str]] = {}
+    questions, results = set(), []
+
+    def add(name: str, to_name: str, chosen: list[str], score: float) -> None:
+        about = {"from_name": name, "to_name": to_name, "type": "choices"}
+        results.append({**about, "value": {"choices": chosen}, "score": score})
+
     for tag in root.iter("Choices"):
         offered = {choice.get("value", "") for choice in tag.iter("Choice")}
-        name = tag.get("name", "")
+        present = [label for label in labels if label["present"] and label["class"] in offered]
         if {"yes", "no"} <= offered:
-            questions.add(name)
-        else:
-            choices[name, tag.get("toName", "image")] = offered
-    return questions, choices
+            questions.add(tag.get("name", ""))
+        elif present:
+            score = min(label["probability"] for label in present)
+            add(tag.get("name", ""), tag.get("toName", "image"), [label["class"] for label in present], score)
+    for label in labels:
+        if not interface or question_name(label["class"]) in questions:
+            p, is_present = label["probability"], label["present"]
+            add(question_name(label["class"]), "image", ["yes" if is_present else "no"], p if is_present else 1 - p)
+    return results
