@@ -165,7 +165,3 @@ def test_an_unfinished_run_is_refused(frozen: RunFolder, pictures: Path, tmp_pat
     out = tmp_path / "filled.csv"
     assert "has no weights yet" in refused("fill", begun.folder, pictures / "images", "--out", out, *EASY)
     assert not out.exists()
-
-
-def test_help_has_examples() -> None:
-    assert "Example: halflabel fill" in done("fill", "--help")

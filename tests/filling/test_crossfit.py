@@ -56,36 +56,11 @@ def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     assert scored.fold is part
 
 
-def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise UserError("not one image fits into memory", "take fewer")
-
-    monkeypatch.setattr(fitting, "score_source", fails)
-    values, table = features_and_labels()
-    with pytest.raises(UserError, match="fits into memory"):
-        cross_fit(Features(values, table.images), table, folds=2)
-
-
 def test_source_without_readable_image_raises_no_readable_image() -> None:
     values, table = features_and_labels(4)
     model = Model(None, Linear(5, 3))
     with pytest.raises(NoReadableImage, match="not one image could be read"):
         score_source(model, Features(values, table.images, range(4)))
-
-
-def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part takes an array over all images: pieces of a fold would take time that grows with their square."""
-    asked: list[int] = []
-
-    def spy(model: Any, source: Any, **more: Any) -> Any:
-        asked.append(len(source))
-        return score_source(model, source, **more)
-
-    monkeypatch.setattr(fitting, "score_source", spy)
-    values, table = features_and_labels(3000)
-    cross_fit(Features(values, table.images), table, folds=2)
-    assert len(asked) == 2
-    assert sum(asked) == 3000
 
 
 def test_a_solver_run_is_fitted_again_by_the_solver(

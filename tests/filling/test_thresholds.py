@@ -5,11 +5,9 @@ from __future__ import annotations
 import fill_worlds as worlds
 import numpy as np
 import pytest
-from scipy.stats import beta
 
 from halflabel.evaluation.calibration import fit_class_platt, sigmoid
 from halflabel.filling.thresholds import BINS, BinCounts, _weights, bin_of, choose_thresholds, random_answers_needed
-from halflabel.system.intervals import lower_bound
 
 
 def entries(rng: np.random.Generator, count: int, slope: float, offset: float) -> tuple[np.ndarray, np.ndarray]:
@@ -103,12 +101,6 @@ def test_counts_are_those_of_a_slow_loop() -> None:
             slow.whole[c, b] += every[i] or labels[i, c] != 0
     for mine, theirs in zip(counts, slow, strict=True):
         assert np.allclose(mine, theirs)
-
-
-def test_the_bound_is_that_of_clopper_and_pearson() -> None:
-    assert lower_bound(59, 0, 0.05) == pytest.approx(0.05 ** (1 / 59))
-    assert lower_bound(0, 10, 0.05) == 0
-    assert lower_bound(50, 10, 0.1) == pytest.approx(beta.ppf(0.1, 50, 11))
 
 
 def test_weighted_known_entries_represent_the_unknown_ones() -> None:

@@ -41,12 +41,6 @@ def test_next_writes_questions_and_leaves_out_what_was_answered(project, tmp_pat
     assert not {(row["image"], row["class"]) for row in rows} & {(row["image"], row["class"]) for row in later}
 
 
-def test_one_question_is_one(project, tmp_path) -> None:
-    output = call("next", project.run.folder, project.images, "--count", 1, "--control", 0, "--out", tmp_path / "q.csv")
-    assert output.exit_code == 0, output.output
-    assert "1 question on 1 class (" in " ".join(output.output.split())
-
-
 def test_next_refuses_damaged_scores(project, tmp_path) -> None:
     project.run.stored_scores.write_text("garbage\n")
     output = call("next", project.run.folder, project.images, "--out", tmp_path / "q.csv")

@@ -156,26 +156,6 @@ def test_inline_code_is_refused_by_the_browser(server, context) -> None:
     assert any("Content Security Policy" in text for text in page.faults)
 
 
-def test_the_next_question_is_there_within_a_tenth_of_a_second(server, context) -> None:
-    page = open_page(context, server.url)
-    page.wait_for_timeout(500)
-    waits = page.evaluate(
-        """async () => {
-          const found = [];
-          for (let k = 0; k < 7; k++) {
-            const before = document.querySelector('#photo img');
-            const start = performance.now();
-            document.dispatchEvent(new KeyboardEvent('keydown', { key: 'y', bubbles: true }));
-            while (document.querySelector('#photo img') === before) await new Promise((done) => setTimeout(done, 1));
-            found.push(performance.now() - start);
-            await new Promise((done) => setTimeout(done, 150));
-          }
-          return found;
-        }"""
-    )
-    assert sorted(waits)[len(waits) // 2] < 100, waits
-
-
 def test_answers_may_be_quicker_than_the_questions_come(server, context) -> None:
     page = open_page(context, server.url)
 
@@ -190,25 +170,6 @@ def test_answers_may_be_quicker_than_the_questions_come(server, context) -> None
     shown(page)
     assert not page.is_visible("#view-none")
     assert page.faults == []
-
-
-def test_page_waits_for_a_lost_server_and_reconnects(server, context) -> None:
-    page = open_page(context, server.url)
-    page.wait_for_timeout(500)  # the photos of the next questions
-    context.set_offline(True)
-    title = page.locator("#message-title")
-    for _ in range(20):
-        page.keyboard.press("y")
-        page.wait_for_timeout(60)
-    expect(title).to_have_text("Waiting for the server")
-    reported = int(re.search(r"Not saved yet: (\d+) answers", page.inner_text("#trouble"))[1])
-    context.set_offline(False)
-    expect(page.locator("#trouble")).to_be_hidden(timeout=20_000)
-    shown(page)
-    many = len(server.values())
-    assert 3 < reported <= many  # the page tells of the last answers when it next tries
-    count(page, many)
-    assert server.values() == [1] * many
 
 
 def test_photos_that_cannot_be_shown_get_no_answer(project, context) -> None:
@@ -249,23 +210,3 @@ def test_photos_that_cannot_be_shown_get_no_answer(project, context) -> None:
         assert page.input_value("#filter-state") == "open"
     finally:
         server.stop()
-
-
-def test_the_next_photos_are_there_before_they_are_asked_for(server, context) -> None:
-    page = open_page(context, server.url)
-    small = []
-    page.on("response", lambda reply: small.append(reply.url) if "size=small" in reply.url else None)
-    page.click('nav [data-view="grid"]')
-    page.select_option("#filter-order", "high")
-    expect(page.locator("#grid-tiles img[src]")).to_have_count(15)
-    for _ in range(100):  # some photos are on both pages, with another class
-        page.wait_for_timeout(20)
-        if len(set(small)) > 15:
-            break
-    page.wait_for_timeout(200)
-    first = page.locator("#grid-tiles img").first.get_attribute("src")
-    context.set_offline(True)
-    page.click("#grid-save")
-    expect(page.locator("#grid-tiles img").first).not_to_have_attribute("src", first)
-    expect(page.locator("#grid-tiles img[src]")).to_have_count(page.locator("#grid-tiles .tile").count())
-    context.set_offline(False)

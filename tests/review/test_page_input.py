@@ -69,19 +69,6 @@ def test_two_fingers_zoom_the_photo_alone_and_one_moves_it(server, phone) -> Non
     assert phone.faults == []
 
 
-def test_two_fingers_zoom_the_map(phone) -> None:
-    phone.tap("nav [data-view=map]")
-    expect(phone.locator("#map-key li").first).to_be_visible(timeout=20_000)
-    box = phone.locator("#map-canvas").bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    Fingers(phone).move(*([(x - d, y), (x + d, y)] for d in (60, 80, 100, 120)))
-    phone.tap("#map-take")
-    expect(phone.locator("#grid-like")).to_contain_text("From the map")
-    many = int(re.search(r"(\d+) photo", phone.inner_text("#grid-like"))[1])
-    assert 0 < many < 80
-    assert phone.faults == []
-
-
 def test_the_focus_stays_where_a_key_was_pressed(server, context) -> None:
     page = open_page(context, server.url)
     press(page, "y")

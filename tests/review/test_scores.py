@@ -17,11 +17,9 @@ from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model as Network
-from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config
 from halflabel.images.sources import open_images
 from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
@@ -120,69 +118,6 @@ def test_missing_files_are_errors(small, tmp_path) -> None:
     bare.start(run.read_rows(), run.read_config())
     with pytest.raises(UserError, match="has no weights yet"):
         scored_images(bare, images)
-
-
-def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, monkeypatch) -> None:
-    run, images = small
-    trained, scored = [], []
-    fit, score = fitting.fit_epochs, fitting.score_source
-
-    def spy_fit(model, method, source, known, settings, **more):
-        trained.append(set(known.images))
-        return fit(model, method, source, known, settings, **more)
-
-    def spy_score(model, source, **more):
-        scored.append(set(source.names))
-        return score(model, source, **more)
-
-    monkeypatch.setattr(fitting, "fit_epochs", spy_fit)
-    monkeypatch.setattr(fitting, "score_source", spy_score)
-    actual = crossfit.fit_again(run, images, run.read_rows(), folds=3)
-    assert actual.logits.shape == (24, 10)
-    assert not np.isnan(actual.logits).any()
-    names = set(run.read_labels().images)
-    assert len(trained) == len(scored) == 3
-    for known, judged in zip(trained, scored, strict=True):
-        assert judged
-        assert not known & judged
-        assert known | judged == names
-    assert set.union(*scored) == names
-
-
-def test_cross_fitting_keeps_groups_of_images_together(small, tmp_path, monkeypatch) -> None:
-    groups = []
-
-    def groups_seen(labels, inputs, config, **more):
-        groups.append(inputs.groups)
-        return fitting.Fit(Scores.unknown(*map(Names.numbered, (24, 10))), [])
-
-    monkeypatch.setattr(crossfit, "fit", groups_seen)
-
-    config = Config.from_dict(small[0].read_config() | {"group": r"(\d)\.png"})
-    run = untrained(tmp_path, config, small[0].read_labels())
-    crossfit.fit_again(run, small[1], run.read_rows(), folds=3)
-    assert len(set(groups[0].tolist())) < 24
-
-
-def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(small, tmp_path) -> None:
-    """On equal views the two methods would train the same heads."""
-    _, images = small
-    table = small[0].read_labels()
-    hidden = table.dense()
-    hidden[::2, 1::2] = hidden[1::2, ::2] = 0
-    table = Table.from_dense(hidden, list(table.images), CLASSES)
-    results = {}
-    for kind in ("cr", "pl"):
-        options = {"tau": 0.5, "consistency": kind} | ({"supervise": "weak"} if kind == "cr" else {})
-        settings = Config(epochs=3, lr=0.05, batch_size=8, device="cpu")
-        shape = {"backbone": "tiny", "size": 32, "crop": 0.5}
-        run = untrained(tmp_path / kind, dataclasses.replace(settings, method="srcr", options=options, **shape), table)
-        results[kind] = crossfit.fit_again(run, images, Labels.of(table), folds=2).logits
-        assert len(list((tmp_path / kind).rglob("strong-*"))) == (4 if kind == "cr" else 0)
-    assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
-    # The views are those of the run's own training, not of another least crop.
-    note = next((tmp_path / "cr").rglob("strong-0-*")) / "about.json"
-    assert Model.open(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
 
 
 def test_labels_made_by_a_model_are_no_evidence(project) -> None:

@@ -150,13 +150,6 @@ def test_the_estimate_counts_each_answer_for_the_entries_that_it_stands_for() ->
     assert [estimate[name] for name in ("part", "total", "asked", "unsure")] == [1, 2, 4, 1]
 
 
-def test_without_control_answers_there_is_no_estimate(client, session) -> None:
-    asked = next(e for e, q in session.pool.items() if not q.is_control)
-    estimate = say(client, step(asked, 1, "key-00000001"))["estimate"]
-    assert estimate["precision"]["total"] == 0
-    assert estimate["precision"]["share"] is None
-
-
 def test_galleries_show_what_they_say(client, session) -> None:
     table = session.scored.table
     scores = session.scored.scores.copy()
@@ -186,13 +179,6 @@ def test_another_process_is_noticed(client, session) -> None:
     other.close()
     assert question["entry"] not in {q["entry"] for q in ask(client, count=60)}
     assert client.get("/api/state").json()["answered"] == 1
-
-
-def test_the_grid_takes_the_class_that_has_most_to_show(client, session) -> None:
-    open_ones = [entry % 10 for entry, question in session.pool.items() if not question.is_control]
-    most = max(open_ones.count(column) for column in range(10))
-    questions = ask(client, count=60, one_class=True)
-    assert len(questions) == most > 1
 
 
 def test_full_disk_has_a_clear_message(client, session, monkeypatch) -> None:

@@ -81,12 +81,6 @@ class Predictions(BaseModel):
     images: list[ImagePrediction]
 
 
-class ErrorBody(BaseModel):
-    """Why a request was refused."""
-
-    detail: str
-
-
 class _IdentityView(View):
     """A view that changes nothing, for images that are already in the model's input size."""
 
@@ -175,13 +169,14 @@ class _Service:
             return upload._replace(status=status, reason=bad.reason)
 
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorBody, "description": "an image or the request is damaged"},
-    408: {"model": ErrorBody, "description": "the request arrived too slowly"},
-    413: {"model": ErrorBody, "description": "too many bytes, files or pixels"},
-    415: {"model": ErrorBody, "description": "not an image of a known format"},
-    500: {"model": ErrorBody, "description": "the model failed"},
-    503: {"model": ErrorBody, "description": "too many requests at a time: try again after Retry-After seconds"},
+_REPLIES: dict[int | str, dict[str, Any]] = {
+    200: {"model": Predictions},
+    400: {"description": "an image or the request is damaged"},
+    408: {"description": "the request arrived too slowly"},
+    413: {"description": "too many bytes, files or pixels"},
+    415: {"description": "not an image of a known format"},
+    500: {"description": "the model failed"},
+    503: {"description": "too many requests at a time: try again after Retry-After seconds"},
 }
 
 
@@ -214,7 +209,7 @@ def make_app(
     )
     thresholds = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))
 
-    @app.post("/predict", responses={**_ERRORS, 200: {"model": Predictions}}, openapi_extra={"requestBody": _BODY})
+    @app.post("/predict", responses=_REPLIES, openapi_extra={"requestBody": _BODY})
     async def predict(
         request: Request,
         top: Annotated[int, Query(ge=0, description="Show at least so many labels.")] = 3,

@@ -12,21 +12,10 @@ from halflabel.serve.guard import Limits
 from halflabel.system.format import group_digits, shorten
 from halflabel.system.html import Html, document, el
 
-_ENDPOINTS = (
-    ("POST /predict", "images as files of a form, or one image as the body; ?top=5, ?all=true"),
-    ("GET /classes", "the classes with their thresholds"),
-    ("GET /health", "whether the model answers"),
-    ("GET /openapi.json", "this API in machine-readable form"),
-)
-
 
 def try_page(name: str, thresholds: Mapping[str, float], limits: Limits, address: str = "http://HOST:PORT") -> str:
     """Return the page as HTML text; `thresholds` are those of the classes, `address` is the base URL of the server."""
     target = shlex.quote(f"{address}/predict")
-    rows = [
-        el("tr", el("th", el("code", endpoint), scope="row"), el("td", text, class_="name"))
-        for endpoint, text in _ENDPOINTS
-    ]
     main = el(
         "main",
         el(
@@ -50,15 +39,8 @@ def try_page(name: str, thresholds: Mapping[str, float], limits: Limits, address
                 el("summary", "From a program"),
                 el("p", el("code", f"curl -F files=@photo.jpg {target}")),
                 el("p", el("code", f"curl --data-binary @photo.jpg {target}")),
-                el("p", "The answer is JSON: per photo the classes found, with their probabilities.", class_="muted"),
-                el("div", el("table", el("tbody", *rows)), class_="scroll"),
+                el("p", "The answer is JSON; GET /openapi.json describes it and the other addresses.", class_="muted"),
                 el("p", limits.description, class_="muted"),
-                el(
-                    "p",
-                    "Errors have a reason: 400 damaged, 408 too slow, 413 too large, 415 not an image. 503: too many "
-                    "requests at a time, try again after Retry-After seconds.",
-                    class_="muted",
-                ),
             ),
         ),
     )
