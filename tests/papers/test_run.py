@@ -195,6 +195,7 @@ def test_s3_random_weights_trials_and_noise(
 
     monkeypatch.setattr("halflabel.fitting.assembly.build_backbone", build)
     monkeypatch.setitem(TABLES, "S3-table1", _small_cifar(TABLES["S3-table1"]))
+    monkeypatch.setitem(TABLES, "S3-noise", _small_cifar(TABLES["S3-noise"]))
     overrides = Overrides(backbone="tiny", size=32, epochs=1, batch_size=8, device="cpu", workers=0)
     result = reproduce(
         "S3-table1", cifar10, out=tmp_path / "a", rows=["softmax"], conditions=["random init."], overrides=overrides
@@ -208,12 +209,37 @@ def test_s3_random_weights_trials_and_noise(
         logits, labels = np.load(place), np.arange(12) % 3
         values.append(100 * float((logits.argmax(1) == labels).mean()))
     assert softmax.ours == pytest.approx(np.mean(values))
+    fits.clear()
+    noise = reproduce(
+        "S3-noise",
+        cifar10,
+        out=tmp_path / "b",
+        rows=["RML-CNN"],
+        conditions=["CIFAR-10, 50 % corrupted"],
+        overrides=overrides,
+    )
+    assert not math.isnan(figure(noise, "RML-CNN", "Accuracy").ours)
+    # The figure of the paper has no numbers, and the other measures are for images of several classes.
+    assert all(math.isnan(cell.published) for cell in noise.figures)
+    assert math.isnan(figure(noise, "RML-CNN", "mAP").ours)
+    tables = [open_dataset("cifar10", cifar10, unlabelled=False, batch=batch).train for batch in range(1, 6)]
+    assert any(fit["table"] != clean for fit, clean in zip(fits, tables, strict=True))
+    for fit, clean in zip(fits, tables, strict=True):
+        assert (fit["table"].dense() > 0).sum(0).tolist() == (clean.dense() > 0).sum(0).tolist()
 
 
 def _small_cifar(table: PaperTable) -> PaperTable:
-    """The same table with masks for a few images per batch instead of 10,000."""
-    masks = (LabelMask("semi-supervised", (("number", 6),)),)
-    conditions = tuple(condition.model_copy(update={"masks": masks}) for condition in table.conditions)
+    """The same table with masks for a few images per batch instead of 10,000; those of S3-noise hide none."""
+
+    def small(condition: Condition) -> Condition:
+        if condition.dataset != "cifar10":
+            return condition
+        if not condition.dataset_options:
+            return condition.model_copy(update={"masks": (LabelMask("semi-supervised", (("number", 6),)),)})
+        masks = tuple(LabelMask(mask.protocol, (*mask.options, ("labelled", 1.0))) for mask in condition.masks)
+        return condition.model_copy(update={"masks": masks})
+
+    conditions = tuple(map(small, table.conditions))
     return table.model_copy(update={"conditions": conditions})
 
 

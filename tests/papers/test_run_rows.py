@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_scenes import scenes
 from paper_examples import run
+from PIL import Image
 
 from halflabel.fitting import fit as fitting
 from halflabel.labels.drop import semi_supervised
@@ -84,6 +86,35 @@ def test_s5_linear_init_has_its_own_learning_rate_and_epochs(
     role = next(row for row in table.rows if row.name == "ROLE")
     config = set_up_cell(table.cell(role, table.conditions[0]), Overrides()).config
     assert (config.linear_init, config.linear_lr) == (0, None)
+
+
+def test_species_are_side_information_of_s1_figure3(tmp_path: Path, fits: list[dict[str, Any]]) -> None:
+    base, samples = tmp_path / "CUB_200_2011", scenes(40, size=32)
+    names = [f"00{1 + number % 2}.Bird/{number}.png" for number in range(40)]
+    lists = {
+        "images.txt": [f"{number} {name}" for number, name in enumerate(names, 1)],
+        "train_test_split.txt": [f"{number} {int(number <= 25)}" for number in range(1, 41)],
+        "attributes/attributes.txt": [f"{column} digit::{column}" for column in range(1, 11)],
+        "attributes/image_attribute_labels.txt": [
+            f"{number + 1} {column + 1} {int(samples.labels[number, column] > 0)} 4 1.0"
+            for number in range(40)
+            for column in range(10)
+        ],
+    }
+    for file, lines in lists.items():
+        (base / file).parent.mkdir(parents=True, exist_ok=True)
+        (base / file).write_text("\n".join(lines) + "\n")
+    for number, name in enumerate(names):
+        (base / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(samples.images[number].permute(1, 2, 0).numpy()).save(base / "images" / name)
+    overrides, rows = replace(SMALL, epochs=1, tune="head"), ["Logistic", "IMCL, a = 10"]
+    result = reproduce(
+        "S1-figure3", tmp_path, out=tmp_path / "out", rows=rows, conditions=["50 %"], overrides=overrides
+    )
+    assert not result.failures
+    assert result.finished == 2
+    species = fits[-1]["method"].groups
+    assert (len(species), set(species.tolist())) == (22, {0, 1})  # the others are held out
 
 
 def test_a_method_with_two_views_trains_on_both(

@@ -42,6 +42,12 @@ def test_the_learning_rate_drops_at_the_same_share_of_training() -> None:
     assert not any("step epochs" in line for line in frozen.differs)
 
 
+def test_a_sweep_of_learning_rates_keeps_them_on_a_frozen_backbone() -> None:
+    for row, lr in (("BCE, lr 0.001", 0.001), ("BCE, lr 0.1", 0.1)):
+        assert setup_of("S2-figure10", row, tune="head").lr == lr
+    assert setup_of("S2-figure10", "BCE, lr 0.1", tune="head", lr=0.5).lr == 0.5
+
+
 def test_options_scale_with_the_stated_number_of_epochs() -> None:
     assert setup_of("S4-table1", "csl", epochs=2).options == {"prior_epochs": 1}
     assert setup_of("S4-table1", "csl", epochs=20).options == {}

@@ -130,6 +130,7 @@ def _show_tables() -> None:
         )
     console.print(shown)
     console.print("\nrows: how many rows of the table can be run; the others show only published numbers")
+    console.print("figures and S3-noise: drawn in the papers, without numbers")
     console.print("Next:  halflabel reproduce TABLE      what it needs\n       halflabel reproduce TABLE DATA_FOLDER")
 
 

@@ -124,10 +124,15 @@ def measure_task(
     logits, labels = logits[readable], labels[readable]
     stats = bench.rest.stats
     counts = torch.from_numpy(stats.positives + stats.negatives)
+    is_single_label = bool((((labels > 0).sum(1) == 1) & (labels != 0).all(1)).all())
+    # In a table with accuracy and other measures, accuracy is for images of exactly one class, the others for the rest.
+    is_mixed = {measure.metric == "accuracy" for measure in table.measures} == {True, False}
     values: dict[str, float] = {}
     for measure in table.measures:
         metric = row.measured_as.get(measure.name, measure.metric)
-        if metric in LABEL_METRICS:
+        if is_mixed and (measure.metric == "accuracy") != is_single_label:
+            values[measure.name] = math.nan
+        elif metric in LABEL_METRICS:
             values[measure.name] = label_shares(bench.divide(task.label_mask, task.seed).known, bench.rest)[metric]
         elif metric in RELABEL_METRICS:
             values[measure.name] = _last_logged(outcome, _LOG_NAMES.get(metric, metric))

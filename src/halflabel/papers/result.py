@@ -193,10 +193,11 @@ def describe_table(table: PaperTable) -> list[str]:
     lines: dict[str, list[str]] = {}
     for condition in table.conditions:
         training = condition.training
+        sample = f", {100 * condition.sample:g} % of the training images" if condition.sample < 1 else ""
         split = f"the images of the split {condition.test_split}; " if condition.test_split != "test" else ""
         from_random = training.backbone_weights == "random"
         lines[condition.name] = [
-            f"data set {condition.dataset}",
+            f"data set {condition.dataset}{sample}",
             f"labels that training sees: {describe_masks(condition.masks)}",
             describe_training(training.config, from_random, training.initial_model),
             f"tested: {split}{condition.describe_selection()}",

@@ -132,7 +132,7 @@ def _folder_name(cell: Cell, trial: int, tune: str) -> str:
     """A name for all runs that share data and declared settings; the store compares the user's overrides."""
     condition, training = cell.condition, cell.condition.training
     shared: list[Any] = [condition.dataset, condition.dataset_options, condition.trials[trial]]
-    shared += [1.0, condition.with_positives]
+    shared += [condition.sample, condition.with_positives]
     shared += [condition.select, condition.held_out, condition.validation_split, tune, training.backbone_weights]
     shared += [{**cell.config, "tune": tune}, training.weak_view]
     if training.config.get("tune") == "head":  # the paper's own way of training heads, not the library's
@@ -258,6 +258,8 @@ class _DatasetFolder:
             split = opened.splits[name]
             if (published := _published_images(condition, name)) > len(split):
                 lost.append(f"{len(split)} {name} images of {condition.dataset} instead of {published}")
+            if name == "train" and condition.sample < 1:
+                split = split.sample(condition.sample)
             if condition.with_positives:
                 split = split.with_positives()
             splits[name] = split.on_disk()
@@ -357,6 +359,8 @@ class _TableRun:
         has_own = any(row.config or row.labelled_only or row.initial_model for row in group.rows)
         rows = f" ({'; '.join(row.name for row in group.rows)})" if has_own else ""
         images = [f"{len(splits['train'])} training images", f"{len(splits[condition.test_split])} test images"]
+        if condition.sample < 1:
+            images[0] += f", a sample of {100 * condition.sample:g} % with the same class frequencies"
         if condition.test_split != "test":
             images[1] += f" (split {condition.test_split})"
         images += ["only images with a positive label"] if condition.with_positives else []

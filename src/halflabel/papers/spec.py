@@ -83,6 +83,7 @@ class Condition(_Spec):
     training: PaperTraining
     dataset_options: Mapping[str, Any] = {}
     trials: tuple[Mapping[str, Any], ...] = ({},)  # added to the options; the number is the mean over trials
+    sample: float = 1.0  # share of the training images that is used; class frequencies are preserved
     with_positives: bool = False  # images with at least one positive label only, in training and test
     labelled_only: bool = False  # do not train on images without a known label
     test_split: str = "test"
@@ -149,7 +150,7 @@ class Cell(NamedTuple):
 
 
 class PaperTable(_Spec):
-    """A published table: its protocol and its numbers."""
+    """A published table: its protocol, and its numbers, which a diagram does not have."""
 
     id: str
     paper: str
@@ -157,9 +158,9 @@ class PaperTable(_Spec):
     conditions: tuple[Condition, ...]
     measures: tuple[PaperMeasure, ...]
     rows: tuple[TableRow, ...]
-    protocol: tuple[str, ...]  # remarks on how it is run
-    printed: Printed
-    notes: tuple[str, ...]  # what the print leaves open
+    protocol: tuple[str, ...] = ()  # remarks on how it is run
+    printed: Printed = {}
+    notes: tuple[str, ...] = ()  # what the print leaves open
 
     def cell(self, row: TableRow, condition: Condition) -> Cell:
         assert row.method is not None, f"the row {row.name!r} of {self.id} has no method"

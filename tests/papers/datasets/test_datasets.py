@@ -11,7 +11,8 @@ from dataset_folders import WRITERS, opened, refusal, write_coco, write_file, wr
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.papers.datasets import DATASETS, dataset_layout, open_dataset
+from halflabel.labels.table import Table
+from halflabel.papers.datasets import DATASETS, Split, dataset_layout, open_dataset
 from halflabel.papers.datasets.base import RawImages, single_label
 
 
@@ -104,6 +105,33 @@ def test_coco(tmp_path: Path) -> None:
     assert open_dataset("coco2014", tmp_path).splits["train"].images == tmp_path / "images" / "train2014"
 
 
+def test_coco_words_of_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_coco(tmp_path, 2014)
+    captions = {
+        "train": [(9, "A dog, a Dog!"), (9, "The dog runs"), (25, "A man runs"), (30, "A surfer's board")],
+        "val": [(42, "a zebra runs")],
+    }
+    for part, rows in captions.items():
+        images = json.loads((tmp_path / "annotations" / f"instances_{part}2014.json").read_text())["images"]
+        marks = [{"id": n, "image_id": image, "caption": text} for n, (image, text) in enumerate(rows)]
+        write_file(
+            tmp_path / "annotations" / f"captions_{part}2014.json", json.dumps({"images": images, "annotations": marks})
+        )
+    monkeypatch.setattr("halflabel.papers.datasets.photo_folders.WORDS", 4)
+    dataset = open_dataset("coco2014", tmp_path, labels="words")
+    assert list(dataset.classes) == ["a", "runs", "board", "dog"]  # images with it, then the alphabet
+    assert dataset.train.dense().tolist() == [[1, 1, -1, 1], [1, 1, -1, -1], [1, -1, 1, -1]]
+    assert dataset.test.dense().tolist() == [[1, 1, -1, -1]]
+    file = tmp_path / "annotations" / "captions_val2014.json"
+    file.write_text(file.read_text().replace('"image_id": 42', '"image_id": 43'))
+    assert "no entry of 'images' has the id 43" in refusal("coco2014", tmp_path, labels="words")
+    file.unlink()
+    assert "captions_val2014.json" in refusal("coco2014", tmp_path, labels="words")
+    tree = " ".join(dataset_layout("coco2014", labels="words").tree)  # what `reproduce` says is needed
+    assert "captions_train2014.json" in tree
+    assert "instances" not in tree
+
+
 def test_coco_refuses_splits_of_different_classes(tmp_path: Path) -> None:
     write_coco(tmp_path, 2014)
     file = tmp_path / "annotations" / "instances_val2014.json"
@@ -194,6 +222,20 @@ def test_vg200(tmp_path: Path) -> None:
     assert "numbers from 0 to 199" in refusal("vg200", tmp_path)
     write_file(tmp_path / "vg_category_200_labels_index.json", json.dumps({"10.jpg": [], "12.jpg": []}))
     assert "'11.jpg', which has no entry" in refusal("vg200", tmp_path)
+
+
+def test_sample_keeps_class_frequencies() -> None:
+    labels = np.full((100, 2), -1, np.int8)
+    labels[:30, 0] = 1
+    labels[20:40, 1] = 1
+    split = Split(Table.from_dense(labels), Path("photos"))
+    sample = split.sample(0.2, seed=3)
+    assert len(sample) == 20
+    assert (sample.labels.dense() > 0).sum(0).tolist() == [6, 4]
+    assert split.sample(1.0) is split
+    assert sample.labels != split.sample(0.2, seed=4).labels
+    with pytest.raises(UserError):
+        split.sample(0.0)
 
 
 def test_single_label_and_pixels_of_unknown_names() -> None:

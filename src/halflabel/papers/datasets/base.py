@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.images.decode import locate_images
 from halflabel.labels.names import Names
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 
 if TYPE_CHECKING:
@@ -70,6 +71,14 @@ class Split:
         """Return the images with at least one known positive."""
         image, _, value = self.labels.entries()
         return self.take(np.unique(image[value > 0]))
+
+    def sample(self, share: float, *, seed: int = 0) -> Split:
+        """Draw a share of the images, stratified by the known positives and negatives of every class."""
+        if not 0 < share <= 1:
+            raise UserError(f"the share {share:g} is not in (0, 1]", "use a share such as 0.1 for 10 %")
+        if share == 1:
+            return self
+        return self.take(np.flatnonzero(assign_parts(self.labels, (share, 1 - share), seed=seed) == 0))
 
     def on_disk(self) -> Split:
         """Return the images whose files exist: downloads of NUS-WIDE and Open Images lack some."""

@@ -2,7 +2,7 @@
 
 Each paper has one TOML file with both. Where a paper does not state a value, `unsaid` names the setting and a comment
 gives the source of the value. "Released code" is code that the authors, or the authors of the literature they follow,
-have published; only facts about it are used.
+have published; only facts about it are used. A table without `blocks` is a diagram, whose numbers are not printed.
 
 An entry of `conditions`, `rows`, `measures` or `trainings` that is `like` another one has its values, too: dictionaries
 are merged, anything else is replaced. The other one is an entry of the same file, or TABLE/NAME. In lists of sentences,
@@ -122,18 +122,19 @@ def _read_table(id: str, own: Entry, paper: str) -> PaperTable:
     rows = {**extended.get("rows", {}), **own.get("rows", {})}
     table = {**extended, **own}
     measured = {**_CONTENT[paper]["measures"], **table.get("measured", {})}
+    protocol, is_printed = tuple(table.get("protocol", ())), "blocks" in own
     return PaperTable(
         id=id,
         paper=PAPERS[paper],
-        caption=own["caption"],
+        caption=own["caption"] if is_printed else protocol[0],
         conditions=tuple(_read_conditions(table["conditions"], paper)),
         measures=tuple(
             PaperMeasure(name=name, **_resolve("measures", measured[name], paper)) for name in table["measures"]
         ),
         rows=tuple(_read_rows(rows, paper)),
-        protocol=tuple(table.get("protocol", ())),
-        printed=read_printed(own["measures"], own["blocks"]),
-        notes=tuple(own.get("notes", ())),
+        protocol=protocol if is_printed else protocol[1:],
+        printed=read_printed(own["measures"], own["blocks"]) if is_printed else {},
+        notes=own.get("notes", ()) if is_printed else ("the paper draws a figure: there are no published numbers",),
     )
 
 
