@@ -93,11 +93,10 @@ def evaluate(
     are used, and answers to random questions correct the probabilities. With `decisions` nothing is fitted. Where
     answers are all that is known, precision, recall and F1 are those that the probabilities fitted to them expect.
     """
-    rows, is_fitted = labels.images.index(scores.images.array), decisions is None
-    table = (labels if isinstance(labels, Table) else labels.evaluation).subset(rows)
+    labels = Labels.of(labels)
+    rows, is_fitted, is_asked = labels.images.index(scores.images.array), decisions is None, labels.is_asked
+    table, control = labels.evaluation.subset(rows), None if labels.control is None else labels.control[rows]
     logits, known = torch.from_numpy(scores.logits), torch.from_numpy(table.dense())
-    is_asked = isinstance(labels, Labels) and labels.is_asked
-    control = None if isinstance(labels, Table) or labels.control is None else labels.control[rows]
     if decisions is None:
         decisions = fit_decisions(
             logits, known, control=control, positives_per_image=positives_per_image, is_asked=is_asked
@@ -114,15 +113,10 @@ def evaluate(
     )
     if is_fitted:  # a model says how good it is itself: by enough labels, or not at all
         behind = [row["present"] for row in evaluation.per_class if row["recall"] == row["recall"]]
-        if is_asked:
-            assert isinstance(labels, Labels)
-            behind = labels.unchosen.stats.positives.tolist()
-        evaluation.overall["positives"] = float(sum(behind))
-    if isinstance(labels, Labels):
-        with_answers = labels.people.known > labels.evaluation.known
-        excluded = labels.training.subset(rows).known - table.known
-        evaluation = evaluation.noting_excluded(excluded, with_answers=with_answers)
-    return decisions, evaluation
+        evaluation.overall["positives"] = float(labels.unchosen.stats.positives.sum() if is_asked else sum(behind))
+    with_answers = labels.people.known > labels.evaluation.known
+    excluded = labels.training.subset(rows).known - table.known
+    return decisions, evaluation.noting_excluded(excluded, with_answers=with_answers)
 
 
 def measure(

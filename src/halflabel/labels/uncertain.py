@@ -6,36 +6,30 @@ Irvin 2019 (CheXpert) calls the readings U-Ignore, U-Ones and U-Zeros; Pham 2021
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy.sparse import csr_array
 
 from halflabel.errors import UserError
-
-if TYPE_CHECKING:
-    from halflabel.labels.table import Table
+from halflabel.labels.table import Table
+from halflabel.system.rng import hash_names, uniform
 
 SOFT = (0.55, 0.85)  # the interval of Pham 2021
+IGNORED = (math.nan, math.nan)
 _READING = re.compile(r"(?:(.*)=)?(ignore|present|absent|soft(?:=(\d*\.?\d+)-(\d*\.?\d+))?)", re.DOTALL)
+_WORDS = {"ignore": IGNORED, "present": (1.0, 1.0), "absent": (0.0, 0.0), "soft": SOFT}
 
 
-class Reading(NamedTuple):
-    """How uncertain entries of a class are trained on: targets drawn from low … high; None ignores them."""
-
-    low: float | None = None
-    high: float | None = None
-
-
-_WORDS = {"ignore": Reading(), "present": Reading(1, 1), "absent": Reading(0, 0), "soft": Reading(*SOFT)}
-
-
-def parse_uncertain(text: str) -> dict[str, Reading]:
-    """Parse the option: the reading of each class that it names; "*" stands for all others.
+def parse_uncertain(text: str) -> dict[str, tuple[float, float]]:
+    """Parse the option: the interval of the targets of each class that it names; "*" stands for all others.
 
     >>> parse_uncertain("Edema=present,*=soft=0.6-0.8")
-    {'Edema': Reading(low=1, high=1), '*': Reading(low=0.6, high=0.8)}
+    {'Edema': (1.0, 1.0), '*': (0.6, 0.8)}
     """
-    readings: dict[str, Reading] = {}
+    readings: dict[str, tuple[float, float]] = {}
     for part in re.split("[,;]", text):
         match = _READING.fullmatch(part.strip())
         if match is None or (match[3] and not float(match[3]) <= float(match[4]) <= 1):
@@ -43,7 +37,7 @@ def parse_uncertain(text: str) -> dict[str, Reading]:
                 f"‹uncertain={part.strip()}› cannot be read",
                 'write ignore, present, absent, soft or soft=0.55-0.85; or per class: "Edema=present,*=ignore"',
             )
-        interval = Reading(float(match[3]), float(match[4])) if match[3] else _WORDS[match[2]]
+        interval = (float(match[3]), float(match[4])) if match[3] else _WORDS[match[2]]
         readings[(match[1] or "*").strip()] = interval
     return readings
 
@@ -61,18 +55,9 @@ def decide_uncertain(table: Table, text: str) -> Table:
     readings = parse_uncertain(text)
     if missing := [name for name in readings if name != "*" and name not in table.classes]:
         raise UserError(f"‹uncertain› names no class {missing[0]!r}", f"the classes: {', '.join(table.classes)}")
-    if table.uncertain is None or all(reading.low is None for reading in readings.values()):
+    if table.uncertain is None:
         return table
-    import numpy as np
-    from scipy.sparse import csr_array
-
-    from halflabel.labels.table import Table
-    from halflabel.system.rng import hash_names, uniform
-
-    of_class = [readings.get(name, readings.get("*", Reading())) for name in table.classes]
-    low, high = (
-        np.array([np.nan if end is None else end for end in ends], np.float64) for ends in zip(*of_class, strict=True)
-    )
+    low, high = np.array([readings.get(name, readings.get("*", IGNORED)) for name in table.classes]).T
     row, column = table.uncertain.nonzero()
     share = uniform(0, hash_names(table.images.array)[row], hash_names(table.classes.array)[column])
     target = low[column] + share * (high - low)[column]
