@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from halflabel import HalfLabelClassifier
-from halflabel.cli.demo_steps import write_data
+from halflabel.cli.demo import write_data
 from halflabel.labels import drop
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import halflabel
-from halflabel.cli.terminal import in_shell
+from halflabel.cli.show import in_shell
 from halflabel.errors import UserError
 
 

@@ -41,7 +41,7 @@ def command_page() -> str:
     for words, command in commands().items():
         text += ["", f"## halflabel {words}", "", *_description(command)]
         groups: dict[str, list[Any]] = {}
-        for parameter in (*command.params, *getattr(command, "shared", ())):
+        for parameter in command.params:
             if parameter.param_type_name == "argument":
                 groups.setdefault("Argument", []).append(parameter)
             elif parameter.name not in ("help", "help_all"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,13 +51,11 @@ _MAX_BAD = 0.01  # the share of unreadable images that is too much to train on
 _EPOCHS = 20  # of batches
 _CHOICES = {
     "names": ("auto", "on", "off"),
-    "schedule": ("cosine", "step", "constant"),
     "fit_by": ("auto", "linear", "batches"),
     "zero": ("auto", "unknown", "absent"),
 }
-_OF_BATCHES = ("epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule")
 # parameters that are options of `halflabel train`
-_OPTIONS = ("backbone", "names", "size", "seed", *_OF_BATCHES)
+_OPTIONS = ("backbone", "names", "size", "seed", "epochs", "batch_size", "lr", "weight_decay")
 
 
 @dataclass(eq=False, repr=False)
@@ -68,51 +65,39 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     X, recognised by its type:
       - numbers (N, D): any features; `make_pipeline(StandardScaler(), …)` makes their columns count alike. Those of a
         backbone are better normalised as `halflabel train` does it: say so by backbone="features-D"
-      - image files, a list of str or Path: features of the frozen backbone, pooled, or maps for heads that need them,
-        and of four strong views of each image for methods that use them
+      - image files, a list of str or Path: features of the frozen backbone, as the method needs them
       - uint8 (N, 3, H, W) or (N, H, W, 3), or a list of PIL images of any sizes: images, likewise
 
-    y (N, C), one column per class: 1 is present, −1 absent, NaN unknown. What 0 means is stated by `zero`, because two
-    customs contradict each other: it is unknown beside ±1, and absent in scikit-learn's indicator. "auto" takes it from
-    y: beside −1 a 0 is unknown, beside NaN it is absent; a y with 0 and neither of them, or with 0 and both, is
-    refused. A Table or Labels, whose image i is X[i], are not ambiguous.
-
-    y (N,): the one class of each image, everything known, as in any scikit-learn classifier; each class is a column of
-    its own. A single class with unknowns is a y of shape (N, 1).
+    y (N, C), one column per class: 1 is present, −1 absent, NaN unknown. 0 is unknown beside ±1, and absent in
+    scikit-learn's indicator: `zero` states it. "auto" takes it from y: beside −1 a 0 is unknown, beside NaN it is
+    absent; a y with 0 and neither of them, or with 0 and both, is refused. A Table or Labels is not ambiguous: its
+    image i is X[i]. y (N,): the one class of each image, everything known, as in any scikit-learn classifier.
 
     `predict` gives 1 and 0 where 0 means absent, else 1 and −1 (see `zero_`), and classes for y (N,).
     `score` is the mean average precision over known entries, or the accuracy for y (N,). Images that cannot be read are
     left out of training with a warning, refused above 1 %; `predict_proba` and `decision_function` give NaN for them.
 
-    In `cross_val_score`, `GridSearchCV` and their like, a y with NaN takes a splitter, such as `cv=KFold(5)`: with a
-    plain number, `cv=5`, scikit-learn checks y itself and refuses NaN. A y of ±1 with 0 for unknown takes either.
-    `cross_val_predict` would encode the values of y for probabilities: pass y as a parameter of `fit` instead,
-    which works with any y and any `cv`: `cross_val_predict(classifier, X, params={"y": y}, method="predict_proba")`.
+    In `cross_val_score`, `GridSearchCV` and their like, a y with NaN takes a splitter, such as `cv=KFold(5)`: with
+    `cv=5` scikit-learn checks y itself and refuses NaN. `cross_val_predict` would encode the values of y: pass y as a
+    parameter of `fit` instead: `cross_val_predict(classifier, X, params={"y": y}, method="predict_proba")`.
 
-    Parameters: `method` is a method's name, "auto" to choose one by the labels, or for one of your own the function
-    under `@method` or its Recipe. With `n_jobs`, a function or Recipe is sent to the other processes; a name must be
-    one of the package or of the files that HALFLABEL_PLUGINS lists. `options` are the method's own. `fit_by` "linear"
-    fits the head on all rows at once, with the regularisation that gives the best out-of-fold scores; "batches" trains
-    in `epochs` (None: 20) of batches; "auto" is linear for at least 20 rows where the method allows it, and then
-    refuses parameters of batches (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`, `schedule`). `lr` and
-    `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
-    a higher `lr`; batches hold out a fifth of the rows, to choose the epoch; `names` "off" does not start from what the
-    names of the classes (columns of a DataFrame, or strings) mean to the backbone, as "auto" does for images where the
-    extra halflabel[names] is installed; `size` is
-    the side in pixels to which images are resized, None the backbone's own; `threshold` is the least probability called
-    present, "auto" that of the best expected F1 by scores of rows that the head was not fitted to; `cache` is a folder
-    that keeps features for the next call, None keeps none. The same data, parameters and `seed` give the same
-    classifier: `halflabel.train`'s.
-
-    A pickled classifier holds its weights and names the code: where it is loaded, a method and a head of your own must
-    be there to import, or in a file that HALFLABEL_PLUGINS names, at the same place.
+    Parameters:
+      - `method`: a method's name, "auto" to choose one by the labels, or the function under `@method` or Recipe of your
+        own; `options`: the method's own. A pickled classifier names their code, which must be importable where it is
+        loaded, or in a file that HALFLABEL_PLUGINS lists
+      - `fit_by`: "linear" fits the head on all rows at once, "batches" in `epochs` (None: 20); "auto" is linear for at
+        least 20 rows where the method allows it, and then refuses `epochs`, `batch_size`, `lr` and `weight_decay`
+        (None: the method's default). Batches hold out a fifth of the rows, to choose the epoch
+      - `backbone`, `names`, `size`, `seed`, `device`: as those of `halflabel train`; the same data, parameters and seed
+        give the same classifier
+      - `threshold`: the least probability called present; "auto" is that of the best expected F1
+      - `cache`: a folder that keeps the features of images for the next call
 
     Attributes: `classes_`, the names or numbers of the columns of y, or the classes of y (N,); `zero_`, what 0 means in
-    y, "auto" where y had no 0, None for y (N,); `calibration_`, from logits to probabilities;
-    `thresholds_` (C,); `model_`, backbone (None for features) and head; `log_`, one line per epoch, or per strength of
-    regularisation; `oof_logits_` (N, C), the logits
-    of the training rows by models that did not see their labels, None in batches; for features also
-    `n_features_in_` and, where X names its columns, `feature_names_in_`.
+    y, "auto" where y had no 0, None for y (N,); `calibration_`, from logits to probabilities; `thresholds_` (C,);
+    `model_`, backbone (None for features) and head; `log_`, one line per epoch, or per strength of regularisation;
+    `oof_logits_` (N, C), the logits of the training rows by models that did not see their labels, None in batches; for
+    features also `n_features_in_` and, where X names its columns, `feature_names_in_`.
 
     >>> X = np.array([[-2.0], [-1.0], [1.0], [2.0]])
     >>> y = np.array([[-1, 1], [-1, 0], [1, 0], [0, -1]])
@@ -131,8 +116,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     batch_size: int = 32
     lr: float | None = None
     weight_decay: float | None = None
-    optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
-    schedule: Literal["cosine", "step", "constant"] = "cosine"
     zero: Zero = "auto"
     threshold: float | Literal["auto"] = "auto"
     seed: int = 0
@@ -175,11 +158,10 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             likeness=assembly.likeness(backbone, table.classes, self.cache),
         )
         watch = Watch(callback=_EpochPrinter() if self.verbose else None)
-        with _restore_generators(assembly.device):
+        # Training seeds torch's random generators.
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count() * (assembly.device != "cpu"))):
             fitted = fit(rows, inputs, assembly.config, recipe=assembly.given_recipe, watch=watch)
             head = fitted.model.head
-        if self.verbose and fitted.crossfit is not None:
-            print(fitted.crossfit.choice)
         self.log_ = fitted.log
         self.model_ = Model(backbone, head).cpu().eval()
         self.classes_ = labels.classes
@@ -231,16 +213,12 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         _check_read(logits)
         known = read_labels(y, self.zero_)
         if isinstance(y, Table | Labels) and not np.array_equal(known.classes, self.classes_):
-            raise UserError(
-                "the labels have other classes than those fitted", "give the same classes in the same order"
-            )
+            fix = "give the same classes in the same order"
+            raise UserError("the labels have other classes than those fitted", fix)
         if not (known.labels < 0).any():
             # Every ranking of positives alone is perfect: 1.0 would be no measurement.
-            raise UserError(
-                "nothing in y is known to be absent"
-                + (" (0 means unknown, as in fit)" if (known.labels == 0).any() else ""),
-                "score on labels that have some -1",
-            )
+            zero = " (0 means unknown, as in fit)" if (known.labels == 0).any() else ""
+            raise UserError(f"nothing in y is known to be absent{zero}", "score on labels that have some -1")
         return float(metrics.mean_average_precision(logits, known.labels))
 
     def __sklearn_tags__(self) -> Any:
@@ -298,18 +276,10 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             source = Images([Path(key) for key in distinct.tolist()], names, views, max_bad=1.0)
         else:
             source = Arrays([torch.from_numpy(images.pixels[number]) for number in first], names, views)
+        reporter = Reporter(message=lambda line: print(in_python(line))) if self.verbose else SILENT
         with TemporaryDirectory() as temporary:
-            place = Path(temporary if self.cache is None else self.cache)
-            device = choose_device(self.device)
-            cached = cache_features(
-                backbone,
-                source,
-                place,
-                maps=maps,
-                copies=copies,
-                device=device,
-                reporter=Reporter(message=lambda line: print(in_python(line))) if self.verbose else SILENT,
-            )
+            how: dict[str, Any] = {"copies": copies, "device": choose_device(self.device), "reporter": reporter}
+            cached = cache_features(backbone, source, Path(self.cache or temporary), maps=maps, **how)
             assert cached.strong is not None  # the views above have a strong one
             values, *strong = (_copy_rows(view, again) for view in (cached.values, *cached.strong))
             bad = np.flatnonzero(np.isin(again, cached.bad))
@@ -347,28 +317,13 @@ def _check_read(logits: Tensor) -> None:
         )
 
 
-def _first_bad(X: Any, source: Features) -> str:
-    number = int(source.bad[0])
-    return f"X[{number}], {list(X)[number]}"
-
-
 def _check_bad_images(X: Any, source: Features) -> None:
     """Refuse images that cannot be read, or warn if they are few."""
-    bad, count = len(source.bad), len(source.values)
+    if not len(source.bad):
+        return
+    bad, count, first = len(source.bad), len(source.values), int(source.bad[0])
+    message, name = f"{bad} of {count} images cannot be read", f"X[{first}], {list(X)[first]}"
     if bad > _MAX_BAD * count:
-        raise UserError(
-            f"{bad} of {count} images cannot be read (first: {_first_bad(X, source)})",
-            f"take them out of X and y; up to {100 * _MAX_BAD:g} % are left out automatically",
-        )
-    if bad:
-        warnings.warn(
-            f"{bad} of {count} images cannot be read and are left out of training (first: {_first_bad(X, source)})",
-            stacklevel=3,
-        )
-
-
-@contextmanager
-def _restore_generators(device: str) -> Iterator[None]:
-    """Restore torch's random generators afterwards: training seeds them."""
-    with torch.random.fork_rng(devices=[] if device == "cpu" else range(torch.cuda.device_count())):
-        yield
+        fix = f"take them out of X and y; up to {100 * _MAX_BAD:g} % are left out automatically"
+        raise UserError(f"{message} (first: {name})", fix)
+    warnings.warn(f"{message} and are left out of training (first: {name})", stacklevel=3)

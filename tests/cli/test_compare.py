@@ -121,8 +121,8 @@ def test_next_trains_what_was_compared(data: Path, tmp_path: Path) -> None:
     assert words[:4] == ["halflabel", "train", str(labels), str(data / "images")]
     pairs = set(pairwise(words))
     for flag, value in (
-        ("--method", "em"), ("--set", "alpha=0.05"), ("--lr", "0.0003"), ("--backbone", "tiny"), ("--set", "size=32"),
-        ("--set", "epochs=1"), ("--set", "batch_size=8"), ("--minus-one", "absent"), ("--value", "x=unknown"),
+        ("--method", "em"), ("--set", "alpha=0.05"), ("--lr", "0.0003"), ("--backbone", "tiny"), ("--size", "32"),
+        ("--epochs", "1"), ("--batch-size", "8"), ("--minus-one", "absent"), ("--value", "x=unknown"),
         ("--value", "y=absent"), ("--set", "device=cpu"),
     ):  # fmt: skip
         assert (flag, value) in pairs

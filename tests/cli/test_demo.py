@@ -10,7 +10,7 @@ import pytest
 from command_line import done, refused
 from PIL import Image
 
-from halflabel.cli.demo_steps import ANSWERS, DecidedPhoto, Decision, DemoData, write_data, write_grid
+from halflabel.cli.demo import ANSWERS, DecidedPhoto, Decision, DemoData, write_data, write_grid
 from halflabel.labels.formats import read
 from halflabel.papers.datasets import birds
 from halflabel.runs import new_run

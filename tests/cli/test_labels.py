@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
 import pytest
 from command_line import TINY, done, flat, refused, run
-from digit_scenes import CLASSES
 
 
 def test_inspect_prints_counts_and_a_method(data: Path, tmp_path: Path) -> None:
@@ -20,11 +18,6 @@ def test_inspect_prints_counts_and_a_method(data: Path, tmp_path: Path) -> None:
     assert "bce" in details
     assert "lift" in details
     assert "<svg" in (tmp_path / "labels.html").read_text(encoding="utf-8")
-    content = json.loads(done("inspect", data / "train.csv", "--json"))
-    assert content["regime"] == "full"
-    assert content["images"] == 48
-    assert content["per_class"].keys() == set(CLASSES)
-    assert sum(sum(counts.values()) for counts in content["per_class"].values()) == 480
 
 
 def test_import_convert_and_back_keep_every_label(data: Path, tmp_path: Path) -> None:
@@ -97,8 +90,7 @@ def test_names_that_are_formulas_are_made_safe_on_request(tmp_path: Path) -> Non
 def test_control_characters_in_names_are_never_printed(name: str, tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_text(f'image,class,value\na.jpg,"{name}",1\nb.jpg,cat,1\n', encoding="utf-8", newline="")
-    texts = [done("inspect", path), done("inspect", path, "--json")]
-    assert name in json.loads(texts[1])["per_class"]
+    texts = [done("inspect", path)]
     path.write_text(f'image,class,value\na.jpg,dog,"{name}"\n', encoding="utf-8", newline="")
     texts.append(refused("inspect", path))
     for text in texts:

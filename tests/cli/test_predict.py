@@ -86,7 +86,7 @@ def test_evaluate_overwrites_an_earlier_evaluation_and_nothing_else(trained: Pat
     done(*words, tmp_path / "m.json")
     for precious in ("image,cat\na,1\n", '{"images": []}', "[1]"):
         (tmp_path / "precious").write_text(precious)
-        assert "is not an evaluation" in refused(*words, tmp_path / "precious")
+        assert "--force" in refused(*words, tmp_path / "precious")
         assert (tmp_path / "precious").read_text() == precious
     done(*words, tmp_path / "precious", "--force")
     assert "per_class" in json.loads((tmp_path / "precious").read_text())

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import TINY, done, refused
 
-from halflabel.cli.sequence import after_report, after_review, after_train, join_command
+from halflabel.cli.sequence import fill_words, words_after_review
+from halflabel.cli.show import join_command
 from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.questions.choose import read_questions
@@ -48,8 +49,8 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
             for k, q in enumerate(asked)
         ]
         store.add(answers, "somebody")
-    after = shlex.split(after_review(first.folder, data / "images"))[1:]
-    assert after == ["train", "--continue", "runs/first"]
+    after = ["train", "--continue", first.folder]
+    assert words_after_review(first.folder, data / "images") == after
     done("fill", "runs/first", data / "images", "--precision", "0.6", "--confidence", "0.6", "--out", "filled.csv")
     output = done(*after)
     assert sum(question.is_control for question in asked) > 0
@@ -65,14 +66,13 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
     assert formats.read(Path(words[1])).table().known >= second.read_labels().known
 
 
-def test_answers_in_a_database_are_exported_and_its_password_is_not_shown() -> None:
-    command = after_review(Path("runs/a b"), Path("photos"), place="postgresql://me:secret@host/answers")
-    assert command == "halflabel review 'runs/a b' --store URL --export answers.csv"
-    file = Path("team.sqlite")
-    assert "--answers team.sqlite --export" in after_review(Path("runs/first"), Path("photos"), place=file)
-    assert after_review(Path("runs/first"), Path("photos"), is_control=True).startswith(
-        "halflabel fill runs/first photos"
-    )
+def test_answers_elsewhere_are_exported_and_no_password_is_shown() -> None:
+    def after(place: str | Path) -> str:
+        return join_command(*words_after_review(Path("runs/a b"), Path("photos"), place=place))
+
+    expected = "halflabel review 'runs/a b' --store URL --export answers.csv"
+    assert after("postgresql://me:secret@host/answers") == expected
+    assert "--answers team.sqlite --export" in after(Path("team.sqlite"))
 
 
 def test_runs_that_continue_one_another_are_numbered(tmp_path: Path) -> None:
@@ -86,20 +86,14 @@ def test_export_without_a_format_names_both(trained: Path) -> None:
     assert f"halflabel export onnx {trained}" in refused("export", trained)
 
 
-def test_with_positives_only_fill_follows_the_report() -> None:
-    run, photos = Path("runs/first"), Path("photos")
-    assert after_report(run, photos) == "halflabel next runs/first photos"
-    assert after_report(run, photos, only_positives=True) == "halflabel fill runs/first photos --out filled.csv"
-    assert after_review(run, photos, is_control=True, all_photos=True).endswith("--out filled.csv --all-photos")
-
-
 def test_paths_are_short_and_files_that_exist_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    command = after_train(Path("runs/second"), tmp_path / "photos", is_continued=True)
-    assert command == "halflabel fill runs/second photos --out filled.csv"
+    run, photos = Path("runs/second"), tmp_path / "photos"
+    assert join_command(*fill_words(run, photos)) == "halflabel fill runs/second photos --out filled.csv"
     for taken in ("filled.csv", "filled-2.csv"):
         (tmp_path / taken).touch()
-    assert after_report(Path("runs/first"), Path("photos"), only_positives=True).endswith("--out filled-3.csv")
+    words = words_after_review(run, photos, is_control=True, all_photos=True)
+    assert join_command(*words).endswith("--out filled-3.csv --all-photos")
 
 
 def test_tables_fit_a_terminal_of_80_columns(data: Path, trained: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import done
 
-from halflabel.cli.terminal import SafeConsole
+from halflabel.cli.show import SafeConsole
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])

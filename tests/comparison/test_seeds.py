@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from halflabel.cli import compare as command
-from halflabel.cli import terminal as terminal_module
-from halflabel.cli.terminal import SafeConsole
+from halflabel.cli import show as show_module
+from halflabel.cli.show import SafeConsole
 from halflabel.comparison.conclusions import describe_trials
 from halflabel.comparison.grid import Candidate, Grid, Outcome, Task
 from halflabel.comparison.label_mask import LabelMask
@@ -125,7 +125,7 @@ def test_the_table_in_latex_has_no_signs_that_latex_does_not_read() -> None:
 @pytest.mark.parametrize(("terminal", "width"), [(True, 80), (True, 60), (True, 250), (False, 80)])
 def test_numbers_are_never_truncated(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int) -> None:
     screen = SafeConsole(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, color_system=None)
-    for module in (command, terminal_module):
+    for module in (command, show_module):
         monkeypatch.setattr(module, "console", screen)
     command.show_trials(RESULT)
     text = re.sub(r"\x1b\[\d*m", "", screen.file.getvalue())  # type: ignore[attr-defined]

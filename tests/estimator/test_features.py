@@ -284,8 +284,6 @@ def test_learning_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyP
     [
         ({"epochs": 0}, "epochs cannot be 0"),
         ({"batch_size": 0}, "batch_size cannot be 0"),
-        ({"schedule": "plateau"}, "schedule='plateau' cannot be used"),
-        ({"optimizer": "lion"}, "optimizer cannot be .lion."),
         ({"zero": "absnt"}, "zero='absnt'"),
         ({"threshold": 1.5}, "is not a threshold"),
         ({"fit_by": "newton"}, "fit_by='newton'"),

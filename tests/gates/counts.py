@@ -147,10 +147,9 @@ def options() -> list[str]:
 
     def below(commands: dict[str, Any]) -> Iterator[str]:
         for name, command in commands.items():
-            reads_labels = {"minus_one", "unlisted"} <= {each.name for each in getattr(command, "shared", ())}
+            reads_labels = {"minus_one", "unlisted"} <= {each.name for each in command.params}
             shared = of_labels if reads_labels else ()
-            given = [*command.params, *getattr(command, "shared", ())]
-            options = [each for each in given if each.param_type_name == "option"]
+            options = [each for each in command.params if each.param_type_name == "option"]
             yield from (f"{name} {each.opts[0]}" for each in options if each.name not in shared)
             yield from (f"{name} {option}" for option in below(getattr(command, "commands", {})))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halflabel.cli.terminal import in_shell
+from halflabel.cli.show import in_shell
 from halflabel.errors import UserError, alternatives, write_alternative
 from halflabel.labels import formats
 from halflabel.labels.policy import (

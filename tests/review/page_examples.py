@@ -27,7 +27,7 @@ class Server:
             scored = project.scored()
             asked = choose_questions(scored.scores, scored.table, scored.thresholds, 100)
             write_questions(asked, scored.table, questions)
-        words = ["review", str(project.run.folder), str(project.images), "--port", str(port), "--who", "me"]
+        words = ["review", str(project.run.folder), str(project.images), "--port", str(port), "--reviewer", "me"]
         words += ["--questions", str(questions), *more]
         output = project.run.folder.parent / "review.txt"
         output.unlink(missing_ok=True)

@@ -150,9 +150,9 @@ def test_review_ends_with_the_commands_that_use_the_answers(project, monkeypatch
     store.close()
     run = project.run.folder
     words = ("review", run, project.images, "--port", 0)
-    remember_fill(project.run, {"--out": ["mine.csv"], "--precision": ["0.8"]})
+    remember_fill(project.run, {"out": "mine.csv", "precision": 0.8})
     assert f"Next:  halflabel train --continue {run}\n" in call(*words, "--precision", 0.9).output
-    assert remembered_fill(project.run) == {"--out": ["mine.csv"], "--precision": ["0.9"]}
+    assert remembered_fill(project.run) == {"out": "mine.csv", "precision": 0.9}
     for number, then in ((1, f"fill {run}-2 {project.images} --out filled.csv"), (7, f"train --continue {run}")):
         finish = {"step": "", "result": {"answers": number, "filled": "", "run": f"{run}-2"}}  # Finish on the page
         monkeypatch.setattr("halflabel.review.live_process.LiveLoop.finish", finish)

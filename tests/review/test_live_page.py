@@ -26,7 +26,7 @@ class LiveServer:
     """`halflabel review` of photos without labels, in a process of its own."""
 
     def __init__(self, folder: Path, images: Path, port: str = "0") -> None:
-        words = ["review", str(folder), str(images), "--port", port, "--who", "me"]
+        words = ["review", str(folder), str(images), "--port", port, "--reviewer", "me"]
         words += ["--classes", ",".join(CLASSES), "--backbone", "tiny"]
         code = "from halflabel.cli import main; main()"
         self.process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)

@@ -67,7 +67,7 @@ def test_a_list_of_control_questions_ends_with_the_command_that_uses_them(projec
     asked = [question._replace(why=CONTROL_FILL, weight=2.0) for question in asked]
     write_questions(asked, scored.table, project.run.control)
     command = f"halflabel fill {project.run.folder} {project.images} --precision 0.9 --out mine.csv"
-    project.run.fill_options.write_text('{"--precision": ["0.9"], "--out": ["mine.csv"]}')
+    project.run.fill_options.write_text('{"precision": 0.9, "out": "mine.csv"}')
     server = Server(project, questions=project.run.control)
     try:
         page = context.new_page()

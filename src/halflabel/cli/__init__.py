@@ -8,7 +8,6 @@ import signal
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from itertools import chain
-from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Annotated, Any
@@ -17,8 +16,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from halflabel import __version__
+from halflabel.cli import show
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import show_error, show_next_steps
 from halflabel.errors import UserError
 from halflabel.system import distributed, remote
 from halflabel.system.files import DISK_FULL
@@ -78,6 +77,7 @@ _MODULES = {
     **dict.fromkeys(("pack", "embed", "cache"), "images"),
     **dict.fromkeys(("export", "serve"), "ship"),
     "evaluate": "predict",
+    "report": "next",
     "study": "compare",
     "figures": "reproduce",
 }
@@ -132,18 +132,10 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            if distributed.claim("error"):
-                typer.echo("Stopped", err=True)
-            return ctx.exit(130)
         except BrokenPipeError:
             raise  # `halflabel ... | head`: the reader closed the pipe, and typer exits quietly
-        except Exception as error:
-            if (explained := _explain(error)) is None:
-                raise
-            if distributed.claim("error"):  # every process may have raised it
-                show_error(explained)
-        return ctx.exit(2)
+        except (Exception, KeyboardInterrupt) as error:
+            return ctx.exit(_report(error))
 
 
 app = typer.Typer(
@@ -182,7 +174,7 @@ def start(
     if timeout is not None:
         os.environ[remote.TIMEOUT] = f"{timeout:g}"  # for the other processes of the command, too
     if ctx.invoked_subcommand is None:
-        show_next_steps(Path())
+        show.first_steps()
     elif distributed.is_distributed() and ctx.invoked_subcommand not in _TOGETHER:
         raise UserError(
             f"{ctx.invoked_subcommand} runs in one process, not in {distributed.world_size()}",
@@ -197,7 +189,7 @@ def main() -> None:
         if getattr(sys, name) is None:  # closed, as by >&-
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     if is_closed:
-        show_error(UserError("the standard output is closed", "write it to a file, or to /dev/null"))
+        show.error(UserError("the standard output is closed", "write it to a file, or to /dev/null"))
         sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         # Bars and dashes are not ASCII, and file names may not be UTF-8. A terminal that cannot show them gets question
@@ -206,23 +198,55 @@ def main() -> None:
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     keep_freed_memory()
     remote.show_progress(lambda title: Bar(title, "files"), lambda line: typer.echo(line, err=True))
+    code: Any = 0
     try:
         if distributed.is_distributed():
             _join()
+        app()
+    except SystemExit as end:
+        code = end.code
+    except Exception as error:  # before a command starts, such as in --help
+        code = _report(error)
+    if distributed.is_distributed() and code not in (0, None):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)  # exit handlers of libraries would wait for the other processes
+    if distributed.is_distributed():
+        distributed.shut_down()
+    sys.exit(code)
+
+
+def _join() -> None:
+    """Become one of several processes: only the main one prints results, and all end when one does."""
+
+    def stop(*_: object) -> None:
+        if distributed.claim("error"):  # otherwise another process has printed the reason
+            show.error(UserError("stopped: another process of this job ended, or all were stopped", "start again"))
+        os._exit(143)
+
+    signal.signal(signal.SIGTERM, stop)
+    distributed.initialize()
+    if not distributed.is_main():
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # to the end of the process
+
+
+def _report(error: BaseException) -> int:
+    """Print an error that the user can fix, once, and return the exit code; raise faults of this package."""
+    cause: BaseException | None = error  # Ctrl-C during the import of a library is raised as an ImportError
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    explained = None if cause is not None else _explain(error)
+    if cause is None and explained is None:
+        raise error
+    if distributed.claim("error"):  # every process may have raised it
+        if explained is None:
+            typer.echo("Stopped", err=True)
         else:
-            app()
-    except Exception as error:
-        if not _is_interruption(error):
-            if (explained := _explain(error)) is None:
-                raise
-            show_error(explained)  # before a command starts, such as in --help
-            sys.exit(2)
-        # Ctrl-C during the import of a library is raised as an ImportError.
-        typer.echo("Stopped", err=True)
-        sys.exit(130)
+            show.error(explained)
+    return 130 if explained is None else 2
 
 
-def _explain(error: Exception) -> UserError | None:
+def _explain(error: BaseException) -> UserError | None:
     """Return the UserError for an error that the user can fix; None for others, which are faults of this package."""
     if isinstance(error, UserError):
         return error
@@ -231,60 +255,14 @@ def _explain(error: Exception) -> UserError | None:
         return UserError(f"not enough memory{detail}", "use fewer images or classes, or a larger machine")
     if isinstance(error, RuntimeError) and (why := distributed.lost_connection(error)):
         return UserError(f"another process of this job ended ({why})", "start again")
-    return _system_error(error) if isinstance(error, OSError) else None
-
-
-def _system_error(error: OSError) -> UserError:
-    """The UserError for an error of the operating system, such as a full disk, with the message of the system."""
-    reason = error.strerror or str(error)
-    message = f"{error.filename}: {reason}" if error.filename else f"the output cannot be written: {reason}"
+    if not isinstance(error, OSError):
+        return None
+    reason, fix = error.strerror or str(error), "check the path, or choose another"
     if error.errno in DISK_FULL:
-        return UserError(message, "free disk space, or write to another folder")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return UserError(message, "choose a path that you may read and write")
-    return UserError(message, "check the path, or choose another")
-
-
-def _is_interruption(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is the cause of an error."""
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        cause = waiting.pop()
-        if isinstance(cause, KeyboardInterrupt):
-            return True
-        if cause is not None and id(cause) not in seen:
-            seen.add(id(cause))
-            waiting += [cause.__cause__, cause.__context__]
-    return False
-
-
-def _join() -> None:
-    """Run as one of several processes: only the main one prints results, and all end when one does."""
-
-    def stop(*_: object) -> None:
-        if distributed.claim("error"):  # otherwise another process has printed the reason
-            show_error(UserError("stopped: another process of this job ended, or all were stopped", "start again"))
-        os._exit(143)
-
-    signal.signal(signal.SIGTERM, stop)
-    code: object = 0
-    try:
-        distributed.initialize()
-        if not distributed.is_main():
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # to the end of the process
-        app()
-    except SystemExit as end:
-        code = end.code
-    except UserError as error:
-        show_error(error)
-        code = 2
-    if code in (0, None):
-        distributed.shut_down()
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)  # exit handlers of libraries would wait for the other processes
+        fix = "free disk space, or write to another folder"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        fix = "choose a path that you may read and write"
+    return UserError(f"{error.filename or 'the output cannot be written'}: {reason}", fix)
 
 
 def import_commands(*names: str) -> Any:
@@ -293,7 +271,7 @@ def import_commands(*names: str) -> Any:
     sys.meta_path.insert(0, _LazyFinder)
     try:
         for name in set(names or known).intersection(known):
-            resolve_name(f"halflabel.cli.{_MODULES.get(name, name)}:app")
+            resolve_name(f"halflabel.cli.{_MODULES.get(name, name)}:command")
     finally:
         sys.meta_path.remove(_LazyFinder)
     return typer.main.get_group(app).commands

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import shlex
 import sys
@@ -10,42 +9,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 from rich.markup import escape
 
-from halflabel.cli import app
+from halflabel.cli import show
 from halflabel.cli.options import (
-    SHARED,
-    GroupedCommand,
     ImageFolder,
     LabelFile,
-    ReadLabels,
+    LabelReader,
     check_image_folder,
-    make_option,
+    command,
+    option_words,
     panel,
-    read_grouped,
-    share_options,
-    spell,
-    stated,
-    takes_label_options,
-    takes_training_options,
+    training_words,
 )
-from halflabel.cli.progress import Bar, new_progress
-from halflabel.cli.terminal import (
-    SafeConsole,
-    console,
-    plain_table,
-    show_audit,
-    show_message,
-    show_next,
-    show_paragraph,
-    show_written,
-    warnings_in_a_line,
-)
+from halflabel.cli.progress import Bar
+from halflabel.cli.show import SafeConsole, console, plain_table, warnings_in_a_line
 from halflabel.comparison import compare as comparing
 from halflabel.comparison import study as studies
 from halflabel.errors import UserError
@@ -64,60 +46,27 @@ if TYPE_CHECKING:
 UNLIMITED_WIDTH = 10_000  # columns
 EVALUATION = "Evaluation"
 
-Budget = Annotated[str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")]
+Budget = Annotated[str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", metavar="TIME")]
 Force = Annotated[bool, panel(COMMON, "Replace results that the folder already holds.", "--force")]
-Search = StrEnum("Search", ["small", "none"])
-
-Methods = Annotated[
-    str,
-    panel(
-        COMMON, "Names, separated by commas; auto: a short list that suits the labels. em:alpha=0.05 sets an option."
-    ),
+Seeds = Annotated[int, panel(COMMON, "Runs per method and set of labels, to measure the variation.", min=1)]
+Test = Annotated[
+    Path | None, panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE")
 ]
-SearchOption = Annotated[
-    Search,
-    panel(
-        EVALUATION,
-        "small: for each method, try its main option and, in batches, learning rates until the best is between two "
-        "others. none: use defaults.",
-    ),
-]
+TestImages = Annotated[Path | None, panel(EVALUATION, "The images of --test (default: IMAGES).", metavar="DIR")]
 
 
-def takes_trial_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of all trials; the command's `trials` argument becomes a dict of those that were given."""
-    return share_options(command, "trials", _trial_parameters, stated)
-
-
-def _trial_parameters() -> list[inspect.Parameter]:
-    seeds = "Runs per method and set of labels, to measure the variation (default: 3)."
-    return [
-        make_option("seeds", int, COMMON, seeds, min=1),
-        make_option("budget", str, COMMON, "Time limit: 90s, 30m, 2h.", "TIME"),
-        make_option("test", Path, EVALUATION, "Labels of other images to test on (default: a part of LABELS).", "FILE"),
-        make_option("test_images", Path, EVALUATION, "The images of --test (default: IMAGES).", "DIR"),
-        make_option(
-            "test_share", float, EVALUATION, "Without --test: the share of the images to test on (default: 0.2)."
-        ),
-    ]
-
-
-@app.command(cls=GroupedCommand)
-@takes_label_options
-@takes_trial_options
-@takes_training_options("compare")
+@command()
 def compare(
-    ctx: typer.Context,
     labels: LabelFile,
     images: ImageFolder,
-    read: ReadLabels,
+    read: LabelReader,
     training: dict[str, Any],
-    trials: dict[str, Any],
-    methods: Methods = "auto",
-    shares: Annotated[
-        str | None,
-        panel(COMMON, "Keep these shares of each image's labels, such as 0.1,0.3,1.", show_default=False),
-    ] = None,
+    methods: Annotated[
+        str, panel(COMMON, "Names, separated by commas; auto: some that suit the labels. em:alpha=0.05 sets an option.")
+    ] = "auto",
+    shares: Annotated[str, panel(COMMON, "Keep these shares of each image's labels, such as 0.1,0.3,1.")] = "",
+    seeds: Seeds = 3,
+    budget: Budget = None,
     out: Annotated[
         Path, panel(COMMON, "The folder for results; a comparison that it already holds is resumed.")
     ] = Path("runs/compare"),
@@ -125,17 +74,18 @@ def compare(
     protocol: Annotated[
         list[str] | None,
         panel(
-            EVALUATION,
-            "Hide labels in another way: NAME:option=value, see `halflabel drop --help`. May be repeated.",
+            EVALUATION, "Hide labels in another way: NAME:option=value, see `halflabel drop --help`. May be repeated."
         ),
     ] = None,
-    search: SearchOption = Search.small,
+    test: Test = None,
+    test_images: TestImages = None,
+    search: Annotated[
+        Literal["small", "none"],
+        panel(EVALUATION, "small: try each method's main option and, in batches, learning rates. none: use defaults."),
+    ] = "small",
     references: Annotated[
         bool,
-        panel(
-            EVALUATION,
-            "Also train with unknown taken as absent, with all labels, and bce in batches: each where that tells more.",
-        ),
+        panel(EVALUATION, "Also train with unknown as absent, with all labels, and bce in batches, where it tells."),
     ] = True,
 ) -> None:
     """Compare methods on your data, with confidence intervals, paired differences, F1 and time.
@@ -150,55 +100,65 @@ def compare(
 
     Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
     """
-    label_shares = parse_shares(shares or "", "--shares")
-    _check_methods(methods)
-    result = run_trials(
+    label_shares = _parse_shares(shares, "--shares")
+    for name in _split(methods):
+        if name != "auto":
+            base.recipe(name.partition(":")[0])  # an unknown name is an error before the label file is read
+    result = _run_trials(
         comparing.compare,
         (labels, images),
         read,
         training,
-        methods=split_words(methods),
+        methods=_split(methods),
         out=out,
         shares=label_shares,
         protocols=protocol or (),
-        search=search.value,
+        search=search,
         references=references,
+        seeds=seeds,
+        budget=budget,
+        test=test,
+        test_images=test_images,
         force=force,
-        **trials,
     )
-    _show_next_step(ctx, result, labels, images)
-    show_next("report", out, why="the comparison as a page")
+    rows = [row for row in result.rows if row.labels == "all" and row.role not in ("oracle", "base")]
+    if not rows:
+        console.print(
+            "Next:  labels were hidden from all of these. To choose a method for all labels, compare without "
+            "--protocol and --shares, or with --shares 1"
+        )
+    else:
+        best = max(rows, key=lambda row: row.mAP)
+        rate = {"lr": f"{best.lr:.6g}"} if best.fit == "batches" else {}
+        sets = {"set": [f"{name}={value}" for name, value in best.options.items()]}
+        words = option_words({"method": best.method.partition(":")[0], **rate, **sets, **read.given})
+        show.next_command("train", labels, images, *words, *training_words({**training, "lr": None}))
+    show.next_command("report", out, why="the comparison as a page")
 
 
-@app.command(cls=GroupedCommand)
-@takes_label_options
-@takes_trial_options
-@takes_training_options("study")
+@command()
 def study(
     labels: LabelFile,
     images: ImageFolder,
-    read: ReadLabels,
+    read: LabelReader,
     training: dict[str, Any],
-    trials: dict[str, Any],
     grow: Annotated[
         bool, panel(COMMON, "Compute a learning curve instead: what would twice as many labels give?", "--grow")
     ] = False,
     method: Annotated[str, panel(COMMON, "The training method: a name, name:option=value, or auto.")] = "bn-bce",
-    budgets: Annotated[
-        str | None, panel(COMMON, "Shares of the labels, such as 0.1,0.2,0.5,1.", show_default=False)
-    ] = None,
-    strategies: Annotated[str, panel(COMMON, "Ways to spend the labels.")] = "partial,dense,noisy,noisy+",
+    budgets: Annotated[str, panel(COMMON, "Shares of the labels, such as 0.1,0.2,0.5,1.")] = "",
     worth: Annotated[
         float, panel(COMMON, "With --grow: the smallest gain, in points of mAP, that is worth it.", min=0)
     ] = 1.0,
+    seeds: Seeds = 3,
+    budget: Budget = None,
     out: Annotated[
         Path | None,
-        panel(
-            COMMON,
-            "The folder for results (default: runs/study or runs/growth); a study that it already holds is resumed.",
-        ),
+        panel(COMMON, "The folder for results, resumed if it holds some (default: runs/study or runs/growth)."),
     ] = None,
     force: Force = False,
+    test: Test = None,
+    test_images: TestImages = None,
 ) -> None:
     """Measure on your images how best to spend labels, and whether more labels would help.
 
@@ -210,11 +170,10 @@ def study(
 
     Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
-    shares = parse_shares(budgets, "--budgets") if budgets is not None else None
+    shares = _parse_shares(budgets, "--budgets")
     check_image_folder(images)
     out = out if out is not None else Path("runs") / ("growth" if grow else "study")
-    kind: dict[str, Any] = {"budgets": shares or studies.BUDGETS, "strategies": split_words(strategies)}
-    run_trials(
+    _run_trials(
         studies.grow if grow else studies.study,
         (labels, images),
         read,
@@ -222,17 +181,20 @@ def study(
         held_out=0.0,
         out=out,
         method=method,
+        seeds=seeds,
+        budget=budget,
+        test=test,
+        test_images=test_images,
         force=force,
-        **trials,
-        **({"shares": shares or studies.GROWTH, "worth": worth} if grow else kind),
+        **({"shares": shares or studies.GROWTH, "worth": worth} if grow else {"budgets": shares or studies.BUDGETS}),
     )
-    show_next("report", out)
+    show.next_command("report", out)
 
 
-def run_trials(
+def _run_trials(
     function: Callable[..., Trials],
     places: tuple[Path, Path],
-    read: ReadLabels,
+    read: LabelReader,
     training: dict[str, Any],
     *,
     held_out: float = Config.held_out,
@@ -242,69 +204,34 @@ def run_trials(
 
     Finished runs are saved: an interruption prints one line and exits.
     """
-    (labels, images), group, test, out = places, training.get("group"), options.get("test"), options["out"]
-    check_image_folder(images, options.get("test_images"))
-    label_import, training["group"] = read_grouped(read, labels, group)
-    show_audit(label_import.audit, table := label_import.table())
-    options["test"] = read_grouped(read, test, group)[0].rows if test is not None else None
-    config = grid_config(training, len(table), held_out=held_out)
+    (labels, images), group, test, out = places, training.get("group"), options["test"], options["out"]
+    check_image_folder(images, options["test_images"])
+    label_import, training["group"] = read.grouped(labels, group)
+    show.audit(label_import.audit, table := label_import.table())
+    options["test"] = read.grouped(test, group)[0].rows if test is not None else None
+    # All runs share this configuration; the learning rate is not part of it.
+    config = Config.from_options({"fit": "auto", "workers": 2, "held_out": held_out, **training, "lr": None})
+    if config.tune == "head" and config.fit != "batches":
+        assembly.refuse_options_of_batches(training)
+    config = replace(config, epochs=training.get("epochs") or auto.epochs_for(len(table), config.tune))
     with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
-        reporter = Reporter(bar, show_message, task_bar)
+        reporter = Reporter(bar, show.message, task_bar)
         result = function(label_import.rows, images, lr=training.get("lr"), config=config, reporter=reporter, **options)
     show_trials(result)
-    _show_what_is_left(result)
-    show_written(out, ": comparison.csv, comparison.tex, comparison.json, trials.parquet")
-    return result
-
-
-def _check_methods(methods: str) -> None:
-    for name in split_words(methods):
-        if name != "auto":
-            base.recipe(name.partition(":")[0])  # an unknown name is an error before the label file is read
-
-
-def _show_what_is_left(result: Trials) -> None:
-    """Print how to resume where the time limit was reached; without a finished run, raise."""
-    error = UserError("no run could be finished", "see the reasons above")
     if result.left_out:
         reached, fix = "the time limit was reached", "the same command resumes; use a longer --budget"
-        error = UserError(f"{reached} before the first run was finished", fix)
         if result.waiting is not None:
             done, total = map(group_digits, result.waiting)
-            features = f"{reached} while features were computed: {done} of {total} images are done and saved"
-            error = UserError(features, fix)
-            console.print(f"{features[0].upper()}{features[1:]}.")
-        console.print(f"To resume:  {escape(rerun_command())}")
+            reached += f" while features were computed: {done} of {total} images are done and saved"
+            console.print(f"{reached[0].upper()}{reached[1:]}.")
+        words = [word for word in sys.argv[1:] if word != "--force"]  # which would start over
+        console.print(f"To resume:  {escape(shlex.join(['halflabel', *words]))}")
+        if not result.rows:
+            raise UserError(reached if result.waiting else f"{reached} before the first run was finished", fix)
     if not result.rows:
-        raise error
-
-
-def _show_next_step(ctx: typer.Context, result: Trials, labels: Path, images: Path) -> None:
-    """Print the command that trains the best method."""
-    rows = [row for row in result.rows if row.labels == "all" and row.role not in ("oracle", "base")]
-    if not rows:
-        console.print(
-            "Next:  labels were hidden from all of these. To choose a method for all labels, compare without "
-            "--protocol and --shares, or with --shares 1"
-        )
-        return
-    best = max(rows, key=lambda row: row.mAP)
-    words = ["train", str(labels), str(images), "--method", best.method.partition(":")[0]]
-    words += ["--lr", f"{best.lr:.6g}"] if best.fit == "batches" else []
-    for name, value in best.options.items():
-        words += ["--set", f"{name}={value}"]
-    show_next(*words, *_shared_options(ctx))
-
-
-def _shared_options(ctx: typer.Context) -> list[str]:
-    """The options of this call that `train` takes too, so that it reads and trains in the same way."""
-    words: list[str] = []
-    of_trials = {parameter.name for parameter in _trial_parameters()}
-    for name, value in stated(ctx.meta[SHARED]).items():
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if name not in of_trials and not str(item).startswith("lr="):  # the best rate is printed
-                words += [spell(name), *([] if item is True else [str(item)])]
-    return words
+        raise UserError("no run could be finished", "see the reasons above")
+    show.written(out, ": comparison.csv, comparison.tex, comparison.json, trials.parquet")
+    return result
 
 
 def show_trials(trials: Trials) -> None:
@@ -317,17 +244,17 @@ def show_trials(trials: Trials) -> None:
         if unsure:
             few = any(row.seeds == 2 for row in unsure)
             more = "; more than 2 seeds narrow the interval" if few else ""
-            show_paragraph(f"[bright_black]≈: not significantly different from the best{more}; =: within 1 point[/]")
-        show_paragraph("[bright_black]tried: settings, with seed 0[/]")
+            show.paragraph(f"[bright_black]≈: not significantly different from the best{more}; =: within 1 point[/]")
+        show.paragraph("[bright_black]tried: settings, with seed 0[/]")
     for failure in trials.failures:
         what = failure.method if failure.what == "all" else failure.what
         console.print(f"[red]failed:[/] {escape(what)} (labels {escape(failure.labels)}): {escape(failure.reason)}")
     if trials.left_out:
         console.print(f"[yellow]not run within the time limit:[/] {counted(trials.left_out, 'run')}")
     for sentence in trials.protocol:
-        show_paragraph(f"[bright_black]{escape(sentence)}[/]")
+        show.paragraph(f"[bright_black]{escape(sentence)}[/]")
     for sentence in trials.conclusions if trials.rows else ():
-        show_paragraph(f"[bold]{escape(sentence)}[/]")
+        show.paragraph(f"[bold]{escape(sentence)}[/]")
 
 
 def _show_panel(trials: Trials, rows: Sequence[Row]) -> None:
@@ -347,38 +274,33 @@ def _show_panel(trials: Trials, rows: Sequence[Row]) -> None:
     terminal = console.is_terminal
     SafeConsole(file=console.file, width=UNLIMITED_WIDTH, highlight=False, force_terminal=terminal).print(table)
     if missing := columns[count:]:
-        show_paragraph(f"[bright_black]In a wider terminal, and in the files: {', '.join(missing)}[/]")
+        show.paragraph(f"[bright_black]In a wider terminal, and in the files: {', '.join(missing)}[/]")
 
 
 class GridBar(Callback):
     """A progress bar of the running task with the time left, and a line for each finished one."""
 
     def __init__(self) -> None:
-        self._progress, self._due, self._epochs = new_progress(), math.nan, 1
+        self._bar, self._due, self._epochs, self._task = Bar(""), math.nan, 1, ""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
     def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
-        self._progress.stop()  # the features may come first, with their own bar
         self._due = math.nan if seconds_left is None else time.monotonic() + seconds_left
-        for shown in self._progress.task_ids:
-            self._progress.remove_task(shown)
-        self._progress.add_task(f"run {number}/{total}", total=1, rate=self._time_left(), note=escape(task.describe()))
+        self._bar, self._task = Bar(f"run {number}/{total}", "epochs"), task.describe()
 
     def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
         self._epochs = epochs
 
     def on_epoch_end(self, log: EpochLog) -> None:
-        self._progress.start()
-        shown = self._progress.task_ids[0]
-        self._progress.update(shown, completed=log["epoch"], total=self._epochs, rate=self._time_left())
+        self._bar(log["epoch"], self._epochs, f"{self._time_left()} {self._task}")
 
     def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-        self._progress.stop()
+        self._bar.stop()
         what = f"[bright_black]{number:>{len(str(total))}}/{total}[/]  {escape(task.describe())}"
         if outcome.error:
             console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}")
@@ -404,27 +326,13 @@ def resumable_grid(folder: Path) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def grid_config(training: dict[str, Any], images: int, **defaults: Any) -> Config:
-    """Return the configuration that all runs share, from the training options; `lr` is not part of it."""
-    config = Config.from_options({"fit": "auto", "workers": 2, **defaults, **training, "lr": None})
-    if config.tune == "head" and config.fit != "batches":
-        assembly.refuse_options_of_batches(training)
-    epochs = training.get("epochs") or auto.epochs_for(images, config.tune)
-    return replace(config, epochs=epochs)
-
-
-def split_words(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def parse_shares(text: str, option: str) -> list[float]:
+def _parse_shares(text: str, option: str) -> list[float]:
     """Shares separated by commas, from an option."""
     try:
-        return [float(word) for word in split_words(text)]
+        return [float(word) for word in _split(text)]
     except ValueError:
         raise UserError(f"{text!r} are not shares", f"separate them by commas, such as {option} 0.1,0.3,1") from None
-
-
-def rerun_command() -> str:
-    """This command without --force, which would start over."""
-    return shlex.join(["halflabel", *(word for word in sys.argv[1:] if word != "--force")])

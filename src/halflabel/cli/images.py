@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.filesize import decimal
 from rich.markup import escape
 
-from halflabel.cli import app
+from halflabel.cli import show
 from halflabel.cli.options import (
     Engine,
+    Force,
     ImageFolder,
-    ReadLabels,
-    SharedOptions,
+    LabelReader,
+    argument,
     check_image_folder,
-    takes_label_options,
-    takes_training_options,
+    command,
+    option,
 )
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console, show_message, show_next, show_written
+from halflabel.cli.show import console
 from halflabel.errors import UserError
 from halflabel.features import embed as feature_files
 from halflabel.features import vector_store
@@ -39,34 +39,24 @@ from halflabel.system.ray_engine import use_engine
 from halflabel.system.remote import local_folder
 from halflabel.system.reporter import Reporter
 
-Resize = StrEnum("Resize", ["short", "squash"])
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-@app.command(cls=SharedOptions)
-@takes_label_options
+@command()
 def pack(
-    read: ReadLabels,
-    images: Annotated[
-        Path,
-        typer.Argument(metavar="IMAGES", help="The folder with image files, tars or Parquet files."),
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the pack.")],
-    size: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images keep their size.", min=8)] = 448,
+    read: LabelReader,
+    images: Annotated[Path, argument("IMAGES", "The folder with image files, tars or Parquet files.")],
+    out: Annotated[Path, argument("OUT", "The folder for the pack.")],
+    size: Annotated[int, option("Pixels of the shorter side; smaller images keep their size.", min=8)] = 448,
     resize: Annotated[
-        Resize, typer.Option(help="short: keep the aspect ratio; squash: a square of SIZE × SIZE.")
-    ] = Resize.short,
-    quality: Annotated[int, typer.Option(help="JPEG quality.", min=1, max=100)] = 90,
-    file_size: Annotated[str, typer.Option(help="Bytes per file, such as 256M or 1G.", metavar="BYTES")] = "256M",
+        Literal["short", "squash"], option("short: keep the aspect ratio; squash: a square of SIZE × SIZE.")
+    ] = "short",
     labels: Annotated[
-        Path | None, typer.Option(help="Pack only the images of this label file, and store their labels in KEY.json.")
+        Path | None, option("Pack only the images of this label file, and store their labels in KEY.json.")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that decode and encode images.", min=0)] = 2,
+    workers: Annotated[int, option("Processes that decode and encode images.", min=0)] = 2,
     max_bad: Annotated[
-        float, typer.Option(help="Stop if more than this share of the images cannot be read.", min=0, max=1)
+        float, option("Stop if more than this share of the images cannot be read.", min=0, max=1)
     ] = 0.01,
-    force: Annotated[bool, typer.Option("--force", help="Replace a pack that the folder already holds.")] = False,
+    force: Force = False,
 ) -> None:
     """Resize images once and store them in WebDataset tars with an index, so that later passes over them are faster.
 
@@ -83,22 +73,13 @@ def pack(
     Example: halflabel train labels.csv photos.pack --tune all
     """
     check_image_folder(images)
-    shard_bytes = _bytes(file_size)
-    stored = pack_read.PackSettings(size=size, resize="squash" if resize is Resize.squash else "short", quality=quality)
+    stored = pack_read.PackSettings(size=size, resize=resize)
     rows = None if labels is None else read(labels).rows
     try:
         with Bar("packing") as bar, parquet.unpacked_parquet(images, out) as (folder, parquet_rows):
-            about = pack_write.pack_images(
-                folder,
-                out,
-                stored,
-                labels=parquet_rows if rows is None else rows,
-                shard_bytes=shard_bytes,
-                workers=workers,
-                max_bad=max_bad,
-                force=force,
-                progress=bar,
-            )
+            packed = parquet_rows if rows is None else rows
+            how: dict[str, Any] = {"workers": workers, "max_bad": max_bad, "force": force, "progress": bar}
+            about = pack_write.pack_images(folder, out, stored, labels=packed, **how)
     except KeyboardInterrupt:
         typer.echo("Stopped; the same command resumes.", err=True)
         raise typer.Exit(130) from None
@@ -110,30 +91,21 @@ def pack(
         text = f"{out} is finished: {content}; --force packs the images again, as they are now"
         console.print(text, markup=False)
     else:
-        show_written(out, f": {content}")
+        show.written(out, f": {content}")
     if rows is not None and count + bad < len(rows.images):
         lacking = counted(len(rows.images) - count - bad, "labelled image has", "labelled images have")
         console.print(f"{lacking} no file in {escape(str(images))}")
     if bad:
         console.print(f"{counted(bad, 'image')} could not be read: see {escape(str(out / 'bad_images.csv'))}")
-    show_next("train", labels or "labels.csv", out)
+    show.next_command("train", labels or "labels.csv", out)
 
 
-def _bytes(text: str) -> int:
-    """256M, 1G or 100000 as a number of bytes."""
-    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
-    if match is None or int(match[1]) == 0:
-        raise UserError(f"--file-size {text!r} is not a number of bytes", "write it as 256M or 1G")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-@app.command(cls=SharedOptions)
-@takes_training_options("embed")
+@command()
 def embed(
     training: dict[str, Any],
     images: ImageFolder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the Parquet files.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace other features in OUT.")] = False,
+    out: Annotated[Path, argument("OUT", "The folder for the Parquet files.")],
+    force: Force = False,
     engine: Engine = "local",
 ) -> None:
     """Compute the features of images once, and write them to Parquet files, for many trainings or other programs.
@@ -156,35 +128,31 @@ def embed(
     paths = {name: path for name, path in found.items() if is_utf8(name)}
     if not paths:
         raise UserError(f"{images} holds no images", "name the folder with the image files, or a pack")
-    if len(paths) < len(found):
-        example = ascii(next(name for name in found if name not in paths))
-        show_message(f"{len(found) - len(paths)} images left out, whose names are not UTF-8, such as {example}")
+    if odd := [ascii(name) for name in found if name not in paths]:
+        show.message(f"{len(odd)} images left out, whose names are not UTF-8, such as {odd[0]}")
     names = label_names.Names(paths)
     source = sources.Images(list(paths.values()), names, config.views(backbone), workers=config.workers, max_bad=1.0)
     made_by = {"backbone": config.backbone, "size": size, "resize": config.resize, "channels": config.channels}
     with Bar("features") as bar, use_engine(engine):
-        reporter = Reporter(bar, show_message)
+        reporter = Reporter(bar, show.message)
         options: dict[str, Any] = {"device": assembly.device, "force": force, "reporter": reporter}
         count, bad = feature_files.write_features(backbone, source, out, made_by, **options)
-    show_written(
+    show.written(
         out, f": {counted(count, 'image')}, {bad} of them unreadable; {backbone.width(maps=False)} numbers each"
     )
-    show_next("train", "labels.csv", out)
+    show.next_command("train", "labels.csv", out)
 
 
-@app.command()
+@command()
 def cache(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder with the runs, one run, or the cache itself.")
-    ] = Path("runs"),
+    folder: Annotated[Path, argument("FOLDER", "The folder with the runs, one run, or the cache itself.")] = Path(
+        "runs"
+    ),
     remove: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHICH",
-            help="older: all but the last used cache of the same images; all; or one cache by a part of its name.",
-        ),
+        option("older: all but the last used cache of the same images; all; or a part of one's name.", metavar="WHICH"),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+    yes: Annotated[bool, option("Remove without asking.", "--yes")] = False,
 ) -> None:
     """List or remove cached features, with their origin, size and time of last use.
 
@@ -203,12 +171,12 @@ def cache(
         return
     for info in selected:
         _print_cache(info)
-    total = f"{counted(len(selected), 'cache')}, {_format_bytes(sum(info.disk_bytes for info in selected))}"
+    total = f"{counted(len(selected), 'cache')}, {decimal(sum(info.disk_bytes for info in selected))}"
     if remove is None:
         older = len(vector_store.select_stores(caches, "older"))
         console.print(f"\n{total}" + (f"; {older} older than another of the same images" if older else ""))
         which = "older" if older else "all"
-        show_next("cache", folder, "--remove", which, why="frees disk space; computed again when needed")
+        show.next_command("cache", folder, "--remove", which, why="frees disk space; computed again when needed")
         return
     if not yes and not typer.confirm(f"Remove {total}?"):
         console.print("Nothing was removed")
@@ -217,28 +185,17 @@ def cache(
         info.remove()
     console.print(f"Removed {total}")
     if len(selected) < len(caches):
-        show_next("cache", folder, why="what is left")
+        show.next_command("cache", folder, why="what is left")
 
 
 def _print_cache(info: vector_store.VectorStore) -> None:
     state = "being built" if info.is_being_built() else "interrupted: the next job continues it"
     is_complete = info.noted_rows == info.rows
     console.print(f"[bold]{escape(info.folder.name)}[/]" + ("" if is_complete else f"  [yellow]{state}[/]"))
-    parts = [
-        counted(info.rows, "image"),
-        _format_bytes(info.disk_bytes),
-        f"last used {datetime.fromtimestamp(info.last_used):%Y-%m-%d %H:%M}",
-        f"{info.about.get('backbone')}, weights {str(info.key.get('weights'))[:8]}",
-        f"{info.about.get('size')} px, {info.about.get('kind')}",
-    ]
+    size, last_used = decimal(info.disk_bytes), datetime.fromtimestamp(info.last_used)
     strong_views = sum(path.is_dir() for path in info.folder.iterdir())
-    parts += [counted(strong_views, "strong view")] * bool(strong_views)
-    for line in (parts[:3], parts[3:]):
-        console.print("    " + escape(" · ".join(line)))
-
-
-def _format_bytes(count: float) -> str:
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} bytes"
+    views = f" · {counted(strong_views, 'strong view')}" if strong_views else ""
+    weights = str(info.key.get("weights"))[:8]
+    console.print(f"    {counted(info.rows, 'image')} · {size} · last used {last_used:%Y-%m-%d %H:%M}")
+    origin = f"{info.about.get('backbone')}, weights {weights} · {info.about.get('size')} px, {info.about.get('kind')}"
+    console.print(f"    {escape(origin)}{views}")

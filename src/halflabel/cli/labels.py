@@ -2,80 +2,62 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.markup import escape
 
-from halflabel.cli import app
+from halflabel.cli import show
 from halflabel.cli.options import (
     ExcelSafe,
     Force,
     LabelFile,
-    ReadLabels,
-    SharedOptions,
+    LabelReader,
+    argument,
     check_free,
-    options_of,
-    takes_label_options,
+    command,
+    option,
+    option_words,
 )
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import free_name, option_words
-from halflabel.cli.terminal import (
-    console,
-    in_shell,
-    show_advice,
-    show_audit,
-    show_classes,
-    show_counts,
-    show_images_and_pairs,
-    show_message,
-    show_names,
-    show_next,
-    show_paragraph,
-    show_written,
-)
+from halflabel.cli.sequence import free_name
+from halflabel.cli.show import console, plain_table
 from halflabel.errors import UserError
 from halflabel.features import near_copies
 from halflabel.fitting import advice as method_advice
 from halflabel.fitting import assembly as assemblies
-from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config
-from halflabel.images import decode, sources
-from halflabel.labels import audit, formats, groups
+from halflabel.images import decode
 from halflabel.labels import drop as protocols
-from halflabel.labels import labels as label_rows
+from halflabel.labels import formats, groups
 from halflabel.labels import names as label_names
 from halflabel.labels import table as tables
 from halflabel.report import labels_page
+from halflabel.runs import crossfit
 from halflabel.system.files import cache_folder
-from halflabel.system.format import counted, excel_safe, printable
+from halflabel.system.format import counted, points
+from halflabel.system.format import excel_safe as safe_name
 from halflabel.system.reporter import Reporter
 
 
-@app.command(cls=SharedOptions)
-@takes_label_options
+@command()
 def inspect(
     labels: LabelFile,
-    read: ReadLabels,
-    top: Annotated[int | None, typer.Option(help="Number of classes to show.", min=1, show_default="8")] = None,
+    read: LabelReader,
+    top: Annotated[int | None, option("Number of classes to show.", min=1, show_default="8")] = None,
     details: Annotated[
-        bool,
-        typer.Option("--details", help="Also show labels per image, pairs of classes and all suitable methods."),
+        bool, option("Also show more classes, all suitable methods and what class names are most like.", "--details")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     images: Annotated[
         Path | None,
-        typer.Option(
-            help="Also look in this folder for nearly identical photos, and at what class names alone are worth, by "
+        option(
+            "Also look in this folder for nearly identical photos, and at what class names alone are worth, by "
             "features that train uses again."
         ),
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Also write an HTML page with charts of the labels and of which classes occur together."),
+        Path | None, option("Also write an HTML page with charts of the labels, and of classes that occur together.")
     ] = None,
 ) -> None:
     """Show how many labels are known, per class and per image, and recommend a method.
@@ -85,18 +67,12 @@ def inspect(
     label_import = read(labels)
     table = label_import.table()
     stats = table.stats
-    advice = method_advice.advise(stats)
     if plot is not None:
         labels_page.write_labels_page(table, plot)
-    if as_json:
-        typer.echo(printable(json.dumps(_as_json(label_import, advice), indent=1, ensure_ascii=False)))
-        return
-    show_audit(label_import.audit, table)
+    show.audit(label_import.audit, table)
     console.print()
-    show_classes(stats, most=top or (30 if details else 8))
-    if details:
-        show_images_and_pairs(stats, tables.top_pairs(table, 10))
-    show_advice(advice, all_methods=details)
+    show.classes(stats, most=top or (30 if details else 8))
+    show.advice(method_advice.advise(stats), all_methods=details)
     if (pattern := groups.suggest_groups(list(table.images))) is not None:
         console.print(
             f"\nImage names suggest groups (patients, cameras, bursts): if so, train with --group '{pattern}', or with "
@@ -106,38 +82,36 @@ def inspect(
     if images is not None:
         _show_photos(table, images, details)
     if plot is not None:
-        show_written(plot)
-    show_next(
-        "train", labels, images or "PHOTOS", *option_words(options_of(read)), "--out", free_name(Path("runs/first"))
+        show.written(plot)
+    show.next_command(
+        "train", labels, images or "PHOTOS", *option_words(read.given), "--out", free_name(Path("runs/first"))
     )
 
 
 def _show_photos(table: tables.Table, images: Path, details: bool) -> None:
     """Warn of nearly identical photos, and print what class names say; features are cached where `train` looks."""
-    assembly = assemblies.Assembly(config := Config())
-    backbone = assembly.make_backbone()
-    views = config.views(backbone)
-    source = sources.open_images(table.images, images, views, max_bad=1.0)
-    cache = cache_folder(Path("runs"))
     with Bar("features") as bar:
-        features = assembly.features(backbone, source, len(table.classes), cache, reporter=Reporter(bar))
-        likeness = assembly.likeness(backbone, table.classes, cache, Reporter(message=show_message))
-    if (warning := near_copies.describe_near_copies(assemblies.pooled_features(features))) is not None:
-        show_message(f"\n{warning}")
-    alone = fitting.Inputs(lambda: features, backbone, likeness=likeness).measure_names(table)
-    if alone is not None and likeness is not None:
-        show_message(method_advice.describe_names(alone))
-        if details:
-            show_names(method_advice.names_rows(alone, likeness))
+        cache, reporter = cache_folder(Path("runs")), Reporter(bar, show.message)
+        inputs = crossfit.open_inputs(Config(), table, images, cache, reporter)
+    if (warning := near_copies.describe_near_copies(assemblies.pooled_features(inputs.features))) is not None:
+        show.message(f"\n{warning}")
+    alone = inputs.measure_names(table)
+    if alone is None or inputs.likeness is None:
+        return
+    show.message(method_advice.describe_names(alone))
+    if details:
+        rows = plain_table("class", "most like", numbers=("AP",), left=1, right=1)
+        for name, like, precision in method_advice.names_rows(alone, inputs.likeness):
+            rows.add_row(escape(name), escape(like), points(precision))
+        console.print(rows)
 
 
-@app.command("import", cls=SharedOptions)
-@takes_label_options
+@command("import")
 def import_labels(
     labels: LabelFile,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .csv, .parquet or .labels.")],
-    read: ReadLabels,
-    images: Annotated[Path | None, typer.Option(help="Also check that each image has a file in this folder.")] = None,
+    out: Annotated[Path, argument("OUT", "The file to write: .csv, .parquet or .labels.")],
+    read: LabelReader,
+    images: Annotated[Path | None, option("Also check that each image has a file in this folder.")] = None,
     force: Force = False,
 ) -> None:
     """Convert labels of any format to halflabel's long format, and report how each raw value was read.
@@ -152,37 +126,32 @@ def import_labels(
     if images is not None:
         decode.require_images(list(table.images), images)
     formats.write(label_import.rows, out)
-    show_audit(label_import.audit, table)
-    show_written(out, f": {counted(len(label_import.rows), 'row')}")
-    show_next("inspect", out)
+    show.audit(label_import.audit, table)
+    show.written(out, f": {counted(len(label_import.rows), 'row')}")
+    show.next_command("inspect", out)
 
 
-@app.command(cls=SharedOptions)
-@takes_label_options
+@command()
 def convert(
     labels: LabelFile,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file or folder to write.")],
-    read: ReadLabels,
-    to: Annotated[str, typer.Option(help="The format to write; see above. auto: by the extension of OUT.")] = "auto",
+    out: Annotated[Path, argument("OUT", "The file or folder to write.")],
+    read: LabelReader,
+    to: Annotated[str, option("The format to write; see above. auto: by the extension of OUT.")] = "auto",
     images: Annotated[
-        Path | None,
-        typer.Option(help="Write the names of the image files in this folder, with their endings, for other tools."),
+        Path | None, option("Write the names of the image files in this folder, with their endings, for other tools.")
     ] = None,
     into: Annotated[
         Path | None,
-        typer.Option(
-            help="Write a copy of this CSV or Excel table, of tags, with a column per class or a row per label, and "
-            "add the labels that it lacks; all else stays."
+        option(
+            "Write a copy of this CSV or Excel table, of tags, with a column per class or a row per label, and add the "
+            "labels that it lacks; all else stays."
         ),
     ] = None,
-    image_url: Annotated[str | None, typer.Option(help="label-studio: the URL before the image paths.")] = None,
+    image_url: Annotated[str | None, option("label-studio: the URL before the image paths.")] = None,
     without_sources: Annotated[
-        bool,
-        typer.Option("--without-sources", help="Lose sources and scores that the format cannot hold."),
+        bool, option("Lose sources and scores that the format cannot hold.", "--without-sources")
     ] = False,
-    without_uncertain: Annotated[
-        bool, typer.Option("--without-uncertain", help="Make uncertain labels unknown.")
-    ] = False,
+    without_uncertain: Annotated[bool, option("Make uncertain labels unknown.", "--without-uncertain")] = False,
     excel_safe: ExcelSafe = False,
     force: Force = False,
 ) -> None:
@@ -197,41 +166,40 @@ def convert(
     check_free(out, force)
     if into is not None and (to != "auto" or image_url is not None or excel_safe):
         raise UserError("--into keeps the form of the table", "leave out --to, --image-url and --excel-safe")
-    if to == "auto":
-        to = formats.default_format(out)
+    to = formats.default_format(out) if to == "auto" else to
     label_import = read(labels)
-    rows = label_import.rows if images is None else _with_file_names(label_import.rows, images)
+    rows = label_import.rows
+    if images is not None:
+        names = [path.relative_to(images).as_posix() for path in decode.require_images(list(rows.images), images)]
+        rows = replace(rows, images=label_names.Names(names))
     options: dict[str, Any] = {"without_sources": without_sources, "without_uncertain": without_uncertain}
     options |= {} if image_url is None else {"image_url": image_url}
     if excel_safe:
         if to not in ("long", "wide", "tags") or out.suffix == ".parquet":
             raise UserError(f"--excel-safe is for CSV files, not for {out.name} as {to}", "leave --excel-safe out")
-        rows = _excel_safe(rows)
+        safe_images, safe_classes = (label_names.Names(map(safe_name, part)) for part in (rows.images, rows.classes))
+        rows = replace(rows, images=safe_images, classes=safe_classes, sources=tuple(map(safe_name, rows.sources)))
     if into is not None:
-        added = formats.add_to_table(rows, into, out, **options)
-        show_audit(label_import.audit, label_import.table())
-        show_written(out, f": {'; '.join(added.lines())}")
-        return
-    formats.write(rows, out, format=to, **options)
-    show_audit(label_import.audit, label_import.table())
-    show_written(out, f" as {to}")
+        content = f": {'; '.join(formats.add_to_table(rows, into, out, **options).lines())}"
+    else:
+        formats.write(rows, out, format=to, **options)
+        content = f" as {to}"
+    show.audit(label_import.audit, label_import.table())
+    show.written(out, content)
     if to == "label-studio":
         config = escape(str(out.with_suffix(".config.xml")))
         console.print(f"First paste {config} into the labelling interface of the project, as code.")
-    else:
-        show_next("inspect", out)
+    elif into is None:
+        show.next_command("inspect", out)
 
 
-@app.command(cls=SharedOptions)
-@takes_label_options
+@command()
 def drop(
     labels: LabelFile,
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="The file for the remaining labels: .csv, .parquet, .labels.")
-    ],
-    protocol: Annotated[str, typer.Argument(metavar="PROTOCOL", help="How to hide or corrupt labels; see above.")],
-    read: ReadLabels,
-    seed: Annotated[int, typer.Option(help="Random seed. The same seed gives the same labels.")] = 0,
+    out: Annotated[Path, argument("OUT", "The file for the remaining labels: .csv, .parquet, .labels.")],
+    protocol: Annotated[str, argument("PROTOCOL", "How to hide or corrupt labels; see above.")],
+    read: LabelReader,
+    seed: Annotated[int, option("Random seed. The same seed gives the same labels.")] = 0,
     force: Force = False,
 ) -> None:
     """Hide or corrupt known labels by a protocol of the papers, to test methods on the remaining labels.
@@ -249,44 +217,8 @@ def drop(
     before = label_import.table()
     after = protocols.apply(name, before, seed=seed, **options)
     formats.write(label_import.rows.with_labels(after), out)
-    show_audit(label_import.audit, before)
-    show_paragraph(f"\n{str(protocols.PROTOCOLS[name].__doc__).splitlines()[0]} (seed {seed})")
-    show_counts(after)
-    show_written(out)
-    show_next("inspect", out)
-
-
-def _excel_safe(rows: label_rows.Labels) -> label_rows.Labels:
-    """The rows with names that Excel does not run as formulas."""
-    images, classes = (label_names.Names(map(excel_safe, names)) for names in (rows.images, rows.classes))
-    return replace(rows, images=images, classes=classes, sources=tuple(map(excel_safe, rows.sources)))
-
-
-def _with_file_names(rows: label_rows.Labels, folder: Path) -> label_rows.Labels:
-    """The rows with each image named by its file, relative to the folder."""
-    names = [path.relative_to(folder).as_posix() for path in decode.require_images(list(rows.images), folder)]
-    return replace(rows, images=label_names.Names(names))
-
-
-def _as_json(label_import: audit.LabelImport, advice: Any) -> dict[str, Any]:
-    table = label_import.table()
-    stats = table.stats
-    return {
-        "format": label_import.audit.format,
-        "images": stats.images,
-        "classes": stats.classes,
-        "known": stats.known,
-        "regime": stats.regime,
-        "became": [item._asdict() for item in label_import.audit.value_counts],
-        "notes": [in_shell(note) for note in label_import.audit.notes],
-        "per_class": {
-            name: {"present": int(p), "absent": int(n), "unknown": int(u), "uncertain": int(q)}
-            for name, p, n, u, q in zip(
-                table.classes, stats.positives, stats.negatives, stats.unknown, stats.uncertain, strict=True
-            )
-        },
-        "positives_per_image": stats.positives_per_image.tolist(),
-        "known_per_image": stats.known_per_image.tolist(),
-        "advice": [item._asdict() for item in advice.methods],
-        "cautions": [item.message for item in advice.cautions],
-    }
+    show.audit(label_import.audit, before)
+    show.paragraph(f"\n{str(protocols.PROTOCOLS[name].__doc__).splitlines()[0]} (seed {seed})")
+    show.counts(after)
+    show.written(out)
+    show.next_command("inspect", out)

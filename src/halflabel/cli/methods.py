@@ -8,55 +8,75 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from halflabel.cli import app
-from halflabel.cli.terminal import console, show_names_and_texts, show_next, show_paragraph
+from halflabel.cli import show
+from halflabel.cli.options import command, option
+from halflabel.cli.show import console
 from halflabel.errors import UserError
 from halflabel.fitting import auto
-from halflabel.methods import REGIMES, base
+from halflabel.methods import base
 from halflabel.testing import method_check
 
-_AUTO = "recommended; train measures those of the first rule that the labels meet"
+# What the labels of an image must hold, and the title of the methods that need it.
+_GROUPS = {
+    "any": "learn from any labels, also if only present ones are known",
+    "absent": "need labels that are known to be absent, beside present ones",
+    "single": "need exactly one present class per image",
+}
 
 
-@app.command()
+@command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method whose page to show; auto: its rules.")] = None,
-    regime: Annotated[
-        str | None, typer.Option(help="List only methods for labels of this kind, such as single-positive.")
-    ] = None,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check",
-            help="Check what training, resuming, several processes and export need of a method: about a minute.",
-        ),
+        option("Check what training, resuming, several processes and export need of a method: a minute.", "--check"),
     ] = False,
 ) -> None:
     """List the methods by what they need, recommended ones first; or show the page of one: formula and options.
 
-    Example: halflabel methods --regime positives-only
+    Example: halflabel methods
 
     Example: halflabel methods em
     """
-    if check and name is None:
-        raise UserError("--check needs a method", "name it: halflabel methods em --check")
-    if regime is not None and regime not in REGIMES:
-        raise UserError(f"no label regime is called {regime!r}", f"use one of: {', '.join(REGIMES)}")
-    if name == "auto" and not check:
-        _print_group(_AUTO, _auto_rules(regime))
-        return
-    if name is not None:
-        _show_checks(name) if check else _show_method(name)
-        return
-    suitable = [recipe for recipe in base.recipes().values() if regime is None or regime in recipe.serves]
-    _print_group(_AUTO, _auto_rules(regime))
-    for title, needs in _GROUPS.items():
-        _print_group(title, [(recipe.name, recipe.summary) for recipe in suitable if _needs(recipe) == needs])
-    show_next("methods", "NAME", why="its formula, paper and options")
+    if name is None:
+        if check:
+            raise UserError("--check needs a method", "name it: halflabel methods em --check")
+        _show_auto()
+        recipes = base.recipes().values()
+        for kind, title in _GROUPS.items():
+            _show_group(title, [(recipe.name, recipe.summary) for recipe in recipes if _needs(recipe) == kind])
+        show.next_command("methods", "NAME", why="its formula, paper and options")
+    elif check:
+        _show_checks(name)
+    elif name == "auto":
+        _show_auto()
+    else:
+        _show_method(name)
+
+
+def _needs(recipe: base.Recipe) -> str:
+    if "partial" not in recipe.serves:
+        return "single"
+    return "any" if "positives-only" in recipe.serves else "absent"
+
+
+def _show_auto() -> None:
+    """Print the method of each rule of `--method auto`, with the labels it is for and its options."""
+    rows = []
+    for rule in auto.RULES:
+        choice, conditions = rule.choices[0], [f"for {' and '.join(rule.regimes)} labels", *rule.conditions()]
+        options = "".join(f" --set {name}={value}" for name, value in choice.options.items())
+        rows.append((choice.method, ", ".join(conditions) + (f";{options}" if options else "")))
+    _show_group("recommended; train measures those of the first rule that the labels meet", rows)
+
+
+def _show_group(title: str, group: list[tuple[str, str]]) -> None:
+    console.print(f"[bold]{title}[/]")
+    show.names_and_texts(group)
+    console.print()
 
 
 def _show_checks(name: str) -> None:
-
     broken = count = 0
     for result in method_check.check_method(base.recipe(name)):
         mark = {True: "[green]holds   [/]", False: "[red]broken  [/]", None: "[dim]left out[/]"}[result.holds]
@@ -67,45 +87,10 @@ def _show_checks(name: str) -> None:
     console.print(f"\n{count - broken} of {count} checks hold")
     if broken:
         raise typer.Exit(1)
-    show_next("train", "LABELS", "PHOTOS", "--method", name)
-
-
-# What the labels of an image must hold, and the title of the methods that need it.
-_GROUPS = {
-    "learn from any labels, also if only present ones are known": "any",
-    "need labels that are known to be absent, beside present ones": "absent",
-    "need exactly one present class per image": "single",
-}
-
-
-def _needs(recipe: base.Recipe) -> str:
-    if "partial" not in recipe.serves:
-        return "single"
-    return "any" if "positives-only" in recipe.serves else "absent"
-
-
-def _auto_rules(regime: str | None) -> list[tuple[str, str]]:
-    """Return the method of each rule of `--method auto`, with the labels it is for and its options."""
-    rows = []
-    for rule in auto.RULES:
-        served, choice = [name for name in rule.regimes if regime in (None, name)], rule.choices[0]
-        options = "".join(f" --set {name}={value}" for name, value in choice.options.items())
-        if served:
-            conditions = ", ".join([f"for {' and '.join(served)} labels", *rule.conditions()])
-            rows.append((choice.method, conditions + (f";{options}" if options else "")))
-    return rows
-
-
-def _print_group(title: str, group: list[tuple[str, str]]) -> None:
-    if not group:
-        return
-    console.print(f"[bold]{title}[/]")
-    show_names_and_texts(group)
-    console.print()
+    show.next_command("train", "LABELS", "PHOTOS", "--method", name)
 
 
 def _show_method(name: str) -> None:
-
     recipe = base.recipe(name)
     console.print(f"[bold]{recipe.name}[/]  ({escape(recipe.paper)})\n")
     # A paragraph becomes one line, which the terminal wraps; indented lines are formulas.
@@ -114,9 +99,9 @@ def _show_method(name: str) -> None:
     console.print(f"\n[bold]learns from[/] {', '.join(recipe.serves)} labels")
     console.print(f"[bold]defaults[/] lr={recipe.lr:g} weight_decay={recipe.weight_decay:g}")
     if recipe.no_onnx:
-        show_paragraph(f"[bold]does not support[/] export to ONNX: {escape(recipe.no_onnx)}")
+        show.paragraph(f"[bold]does not support[/] export to ONNX: {escape(recipe.no_onnx)}")
     if recipe.options:
         console.print("[bold]options[/], changed by --set NAME=VALUE")
-    for option, parameter in recipe.options.items():
-        console.print(f"  {option}={escape(str(parameter.default))}")
-    show_next("train", "LABELS", "PHOTOS", "--method", recipe.name)
+    for key, parameter in recipe.options.items():
+        console.print(f"  {key}={escape(str(parameter.default))}")
+    show.next_command("train", "LABELS", "PHOTOS", "--method", recipe.name)

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from halflabel.cli import app
+from halflabel.cli import show
 from halflabel.cli.compare import Budget, Force, GridBar, resumable_grid
-from halflabel.cli.options import GroupedCommand, RunArgument, panel, takes_training_options
+from halflabel.cli.options import RunArgument, argument, command, option, panel
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console, plain_table, show_message, show_written
+from halflabel.cli.show import console, plain_table
 from halflabel.errors import UserError
 from halflabel.fitting.config import COMMON
 from halflabel.papers import datasets, settings, tables
@@ -28,8 +28,7 @@ from halflabel.system.reporter import Reporter
 DATA = "Data"
 
 
-@app.command(cls=GroupedCommand)
-@takes_training_options("reproduce")
+@command()
 def reproduce(
     training: dict[str, Any],
     table: Annotated[
@@ -37,39 +36,25 @@ def reproduce(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="DATA_FOLDER", help="The data set as published, or a folder with one such folder per data set."
-        ),
+        argument("DATA_FOLDER", "The data set as published, or a folder with one such folder per data set."),
     ] = None,
     rows: Annotated[
-        list[str] | None,
-        panel(COMMON, "Only these rows: names, parts of names or methods, separated by commas."),
+        list[str] | None, panel(COMMON, "Only these rows: names, parts of names or methods, separated by commas.")
     ] = None,
     conditions: Annotated[list[str] | None, panel(COMMON, "Only these columns or groups of columns.")] = None,
     seeds: Annotated[int, panel(COMMON, "Runs per cell, with different seeds.", min=1)] = 1,
     out: Annotated[
         Path | None,
-        panel(
-            COMMON,
-            "The folder for results (default: runs/reproduce/TABLE); a reproduction that it already holds is resumed.",
-            show_default=False,
-        ),
+        panel(COMMON, "The folder for results, resumed if it holds some (default: runs/reproduce/TABLE)."),
     ] = None,
     budget: Budget = None,
     force: Force = False,
     dataset: Annotated[
-        str | None,
-        panel(DATA, "Run the table on this data set instead, such as voc2012; shows no differences to the paper."),
+        str | None, panel(DATA, "Run the table on this data set instead, such as voc2012; without differences.")
     ] = None,
     cache: Annotated[
         Path | None,
-        panel(
-            DATA,
-            "The folder for cached features and for models that rows start from (default: cache beside --out). "
-            "Several tables can share it.",
-            metavar="FOLDER",
-            show_default=False,
-        ),
+        panel(DATA, "The folder for cached features and starting models, of several tables (default: beside --out)."),
     ] = None,
 ) -> None:
     """Reproduce a published table with its protocol, and show the published numbers beside the measured ones.
@@ -91,35 +76,35 @@ def reproduce(
     if data is None:
         _show_table(table)
         return
-
-    options = {"rows": rows or (), "conditions": conditions or (), "dataset": dataset, "seeds": seeds}
     folder = out if out is not None else Path("runs") / "reproduce" / table
-    _run_table(table, data, folder, training, cache, **options, budget=budget, force=force)
-
-
-def _run_table(
-    table: str, data: Path, folder: Path, training: dict[str, Any], cache: Path | None, **options: Any
-) -> None:
-    """Run the cells of a table, and print the published numbers beside the measured ones."""
     overrides = settings.Overrides(**{**training, "tune": "head" if training.get("tune") == "head" else None})
     features = cache if cache is not None else paper_run.default_cache(folder)
     if features.exists() and not features.is_dir():
         raise UserError(f"{features} is a file", "name a folder for features and models with --cache")
     with resumable_grid(folder), GridBar() as task_bar, Bar("features") as bar:
-        reporter = Reporter(bar, show_message, task_bar)
-        reproduction = paper_run.reproduce(
-            table, data, out=folder, overrides=overrides, cache=features, reporter=reporter, **options
+        result = paper_run.reproduce(
+            table,
+            data,
+            out=folder,
+            overrides=overrides,
+            cache=features,
+            rows=rows or (),
+            conditions=conditions or (),
+            dataset=dataset,
+            seeds=seeds,
+            budget=budget,
+            force=force,
+            reporter=Reporter(bar, show.message, task_bar),
         )
-    _show(reproduction)
-    show_written(folder, ": reproduction.csv, reproduction.json")
+    _show(result)
+    show.written(folder, ": reproduction.csv, reproduction.json")
     if features.is_dir():
         console.print(f"Cached features and starting models, also for other tables: {escape(str(features))}")
-    if not reproduction.finished and reproduction.failures:
+    if not result.finished and result.failures:
         raise UserError("no number could be measured", "see the reasons above")
 
 
 def _show_tables() -> None:
-
     shown = plain_table("table", "paper", "what", "data sets", "rows")
     for table in tables.TABLES.values():
         sets = dict.fromkeys(datasets.DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
@@ -155,62 +140,58 @@ def _show_table(id: str) -> None:
     console.print(f"\nNext:  halflabel reproduce {id} DATA_FOLDER")
 
 
-def _show(reproduction: paper_result.Reproduction) -> None:
-
-    console.print(f"\n[bold]{reproduction.id}[/]  {escape(reproduction.paper)}\n{escape(reproduction.caption)}")
-    if reproduction.on_hidden:
+def _show(result: paper_result.Reproduction) -> None:
+    console.print(f"\n[bold]{result.id}[/]  {escape(result.paper)}\n{escape(result.caption)}")
+    if result.on_hidden:
         console.print(
-            f"[bold red]Epochs chosen by hidden labels[/] ({escape(', '.join(reproduction.on_hidden))}), as the paper "
-            "does: better than what is possible without them."
+            f"[bold red]Epochs chosen by hidden labels[/] ({escape(', '.join(result.on_hidden))}), as the paper does: "
+            "better than what is possible without them."
         )
-    several = len({figure.measure for figure in reproduction.figures}) > 1
-    for condition, figures in groupby(reproduction.figures, key=lambda figure: figure.condition):
-        shown = list(figures)
-        named = "in points of 100" if several else f"{shown[0].measure}, in points of 100"
+    several = len({figure.measure for figure in result.figures}) > 1
+    for condition, group in groupby(result.figures, key=lambda figure: figure.condition):
+        figures = list(group)
+        named = "in points of 100" if several else f"{figures[0].measure}, in points of 100"
         console.print(f"\n[bold]{escape(condition)}[/]  {escape(named)}")
-        _show_condition(shown, several)
+        _show_condition(figures)
     console.print()
-    for title, lines in (
-        ("protocol", paper_result.group_lines(reproduction.protocol, most=3)),
-        ("skipped", reproduction.skipped),
-        ("not available", [f"{name}: {why}" for name, why in reproduction.missing.items()]),
-        ("failed", reproduction.failures),
-        ("not as in the paper", reproduction.differs),
-        ("left open by the paper", reproduction.unsaid),
-        ("note", reproduction.notes),
-        ("measure", reproduction.measures),
+    for title, colour, lines in (
+        ("protocol", "bold", paper_result.group_lines(result.protocol, most=3)),
+        ("skipped", "bold", result.skipped),
+        ("not available", "yellow", [f"{name}: {why}" for name, why in result.missing.items()]),
+        ("failed", "red", result.failures),
+        ("not as in the paper", "yellow", result.differs),
+        ("left open by the paper", "bold", result.unsaid),
+        ("note", "bold", result.notes),
+        ("measure", "bold", result.measures),
     ):
-        colour = {"failed": "red", "not available": "yellow", "not as in the paper": "yellow"}.get(title, "bold")
         for line in lines:
             console.print(f"[{colour}]{title}:[/] {escape(line)}")
-    if reproduction.left_out:
-        console.print(
-            f"[yellow]not run within the time limit:[/] {counted(reproduction.left_out, 'run')}; the same command "
-            "resumes"
-        )
+    if result.left_out:
+        runs = counted(result.left_out, "run")
+        console.print(f"[yellow]not run within the time limit:[/] {runs}; the same command resumes")
 
 
-def _show_condition(figures: list[paper_result.TableFigure], several: bool) -> None:
-    comparable = any(not math.isnan(figure.difference) for figure in figures)
-    is_published = any(not math.isnan(figure.published) for figure in figures)
-    numbers = (*(["published"] if is_published else []), "ours", *(["difference"] if comparable else []), "seeds")
-    shown = plain_table("row", *(["measure"] if several else []), numbers=numbers, left=2)
+def _show_condition(figures: list[paper_result.TableFigure]) -> None:
+    shown = plain_table("row", "measure", numbers=("published", "ours", "difference", "seeds"), left=2)
     shown.add_column("")
     before = note = ""
     for figure in figures:
         if figure.row == before and math.isnan(figure.published) and not figure.seeds:
             continue  # the first line of the row says why there is no number
-        cells = [escape(figure.row) if figure.row != before else "", *([escape(figure.measure)] if several else [])]
         # Printed once for all measures of a row.
         remark = "" if figure.row == before and figure.note == note else figure.note
+        shown.add_row(
+            escape(figure.row) if figure.row != before else "",
+            escape(figure.measure),
+            _number(figure.published, figure.published_spread),
+            _number(figure.ours, figure.ours_sd),
+            "" if math.isnan(figure.difference) else f"{figure.difference:+.2f}".replace("-", "−"),
+            str(figure.seeds or ""),
+            f"[bright_black]{escape(remark)}[/]",
+        )
         before, note = figure.row, figure.note
-        gap = "" if math.isnan(figure.difference) else f"{figure.difference:+.2f}".replace("-", "−")
-        cells += [_number(figure.published, figure.published_spread)] if is_published else []
-        cells += [_number(figure.ours, figure.ours_sd)]
-        cells += [gap] if comparable else []
-        shown.add_row(*cells, str(figure.seeds or ""), f"[bright_black]{escape(remark)}[/]")
     console.print(shown)
-    if is_published and (elsewhere := figures[0].published_on):
+    if not all(math.isnan(figure.published) for figure in figures) and (elsewhere := figures[0].published_on):
         console.print(f"  [yellow]published on {escape(elsewhere)}, ours on another data set[/]")
 
 
@@ -220,19 +201,13 @@ def _number(value: float, spread: float) -> str:
     return f"{value:.2f}".replace("-", "−") + ("" if math.isnan(spread) else f"±{spread:.2f}")
 
 
-@app.command()
+@command()
 def figures(
     run: RunArgument,
-    out: Annotated[Path, typer.Option(help="The folder for the figures and their numbers.")],
+    out: Annotated[Path, option("The folder for the figures and their numbers.")],
     photos: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PHOTOS", help="The folder with the images of the run, or a pack; some figures need it."
-        ),
+        Path | None, argument("PHOTOS", "The folder with the images of the run, or a pack; some figures need it.")
     ] = None,
-    scan: Annotated[
-        int, typer.Option(help="Largest number of training images to score, for neighbours.", min=1)
-    ] = 2000,
 ) -> None:
     """Draw the figures of the papers for a run, as PNG files with their numbers as JSON or CSV.
 
@@ -245,11 +220,9 @@ def figures(
     Example: halflabel figures runs/first photos/ --out figures
     """
     with Bar("figures") as bar:
-        drawn = paper_figures.draw_figures(
-            run_folder.RunFolder.open(run), out, photos=photos, scan=scan, reporter=Reporter(bar)
-        )
+        drawn = paper_figures.draw_figures(run_folder.RunFolder.open(run), out, photos=photos, reporter=Reporter(bar))
     for figure in drawn:
         result = f"{', '.join(path.name for path in figure.files)}." if figure.files else "skipped;"
         console.print(f"[bold]{figure.name}[/]: {escape(f'{result} {figure.remark}')}")
     if any(figure.files for figure in drawn):
-        show_written(out)
+        show.written(out)

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import getpass
 import secrets
-import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
-import typer
 from rich.markup import escape
 
-from halflabel.cli import app
-from halflabel.cli.options import check_free, check_needs
+from halflabel.cli import show
+from halflabel.cli.options import argument, check_free, check_needs, command, option
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import (
-    after_review,
-    after_train,
-    join_command,
-    remember_fill,
-    remembered_fill,
-)
-from halflabel.cli.terminal import console, plain_table, show_command, show_next, show_written
+from halflabel.cli.sequence import fill_words, remember_fill, remembered_fill, words_after_review
+from halflabel.cli.show import console, join_command, plain_table
 from halflabel.errors import UserError
 from halflabel.images import stored_features
 from halflabel.labels import answers as answer_store
@@ -45,69 +37,60 @@ from halflabel.system.reporter import Reporter
 from halflabel.system.sockets import is_loopback, open_socket
 
 
-@app.command()
+@command()
 def review(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`; with --classes a new folder.")],
-    images: Annotated[Path | None, typer.Argument(metavar="IMAGES", help="The folder with the image files.")] = None,
+    run: Annotated[Path, argument("RUN", "A run folder of `train`; with --classes a new folder.")],
+    images: Annotated[Path | None, argument("IMAGES", "The folder with the image files.")] = None,
     questions: Annotated[
-        Path | None, typer.Option(help="Ask only these questions, from `halflabel next`, without learning meanwhile.")
+        Path | None, option("Ask only these questions, from `halflabel next`, without learning meanwhile.")
     ] = None,
     classes: Annotated[
-        str | None,
-        typer.Option(help="Start without labels: class names separated by commas, or a file with one per line."),
+        str | None, option("Start without labels: class names separated by commas, or a file with one per line.")
     ] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="With --classes: the backbone, as for `train` (default: that of `train`).")
+        str | None, option("With --classes: the backbone, as for `train` (default: that of `train`).")
     ] = None,
-    label: Annotated[str | None, typer.Option("--class", help="Open the page at the photos of this class.")] = None,
+    label: Annotated[str | None, option("Open the page at the photos of this class.", "--class")] = None,
     precision: Annotated[
         float | None,
-        typer.Option(
-            help="How sure the model must be to decide a label by itself.",
+        option(
+            "How sure the model must be to decide a label by itself.",
             min=0.5,
             max=0.999,
             show_default="that of the last `fill`, else 0.95",
         ),
     ] = None,
-    answers: Annotated[
-        Path | None, typer.Option(help="The file for the answers (default: RUN/answers.sqlite).")
-    ] = None,
+    answers: Annotated[Path | None, option("The file for the answers (default: RUN/answers.sqlite).")] = None,
     store: Annotated[
-        str | None,
-        typer.Option(help="A PostgreSQL database for the answers of a team: postgresql://USER@HOST/DATABASE."),
+        str | None, option("A PostgreSQL database for the answers of a team: postgresql://USER@HOST/DATABASE.")
     ] = None,
     reviewer: Annotated[
         str | None,
-        typer.Option(
-            "--reviewer",
-            "--who",
-            help="Name of the person who answers (default: your login name; with --twice or --host each browser asks).",
-        ),
+        option("Name of the person who answers (default: your login name; with --twice or --host each browser asks)."),
     ] = None,
     twice: Annotated[
-        float, typer.Option(help="Share of the questions that two people answer, to see how they agree.", min=0, max=1)
+        float, option("Share of the questions that two people answer, to see how they agree.", min=0, max=1)
     ] = 0.0,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but 127.0.0.1 can be reached from other machines.")
-    ] = ("127.0.0.1"),
+        str, option("Address to listen on; any but 127.0.0.1 can be reached from other machines.")
+    ] = "127.0.0.1",
     tls: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(help="Serve https, with the files of a certificate and its key (PEM).", metavar="CERT KEY"),
+        option("Serve https, with the files of a certificate and its key (PEM).", metavar="CERT KEY"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port (default: that of the last review, 8765, or a free one).", min=0, max=65535)
+        int | None, option("Port (default: that of the last review, 8765, or a free one).", min=0, max=65535)
     ] = None,
     new_token: Annotated[
-        bool, typer.Option("--new-token", help="Change the secret in the address: the old address is refused.")
+        bool, option("Change the secret in the address: the old address is refused.", "--new-token")
     ] = False,
     export: Annotated[
-        Path | None,
-        typer.Option(help="Write the answers to this label file (.csv or .parquet) instead of serving the page."),
+        Path | None, option("Write the answers to this label file (.csv or .parquet) instead of serving the page.")
     ] = None,
     with_labels: Annotated[
-        bool, typer.Option("--with-labels", help="With --export: also write the labels of the run, ready for `train`.")
+        bool, option("With --export: also write the labels of the run, ready for `train`.", "--with-labels")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --export: overwrite the file.")] = False,
+    force: Annotated[bool, option("With --export: overwrite the file.", "--force")] = False,
 ) -> None:
     """Answer questions about images in the browser; the model learns while you click. All data stay on this machine.
 
@@ -135,17 +118,19 @@ def review(
         return
     check_needs("--export FILE", {"--with-labels": with_labels, "--force": force})
     if images is None:
-        raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/")
+        raise UserError("IMAGES is missing", join_command("review", run, "photos/"))
     for file in tls or ():
         if not file.is_file():
             raise UserError(f"{file} is not a file", "--tls needs the files of a certificate and its key")
-    access = _Access(reviewer, twice, host, port, tls, new_token)
-    precision = _chosen_precision(opened, precision)
-    _serve(opened, images, questions, place, access, precision, label)
+    last_fill = remembered_fill(opened)
+    if precision is not None:
+        remember_fill(opened, {**last_fill, "precision": precision})
+    precision = precision or last_fill.get("precision", 0.95)
+    _serve(opened, images, questions, place, _Page(reviewer, twice, host, port, tls, new_token, precision, label))
 
 
-class _Access(NamedTuple):
-    """Who answers, and how the page is reached."""
+class _Page(NamedTuple):
+    """Who answers, how the page is reached, and what it shows first."""
 
     reviewer: str | None
     twice: float
@@ -153,15 +138,13 @@ class _Access(NamedTuple):
     port: int | None
     tls: tuple[Path, Path] | None
     new_token: bool
+    precision: float
+    label: str | None
 
-
-def _chosen_precision(run: run_folder.RunFolder, given: float | None) -> float:
-    """Return the precision of the review, and remember it for the `fill` after it if it is given."""
-    options = {"--precision": ["0.95"], **remembered_fill(run)}
-    if given is None:
-        return float(*options["--precision"])
-    remember_fill(run, {**options, "--precision": [f"{given:g}"]})
-    return given
+    def address(self, port: int, token: str) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        label = "" if self.label is None else f"&class={quote(self.label, safe='')}"
+        return f"{'https' if self.tls else 'http'}://{host}:{port}/#{token}{label}"
 
 
 def _start_without_labels(run: Path, images: Path | None, classes: str, backbone: str | None) -> None:
@@ -172,7 +155,7 @@ def _start_without_labels(run: Path, images: Path | None, classes: str, backbone
             raise UserError(f"{run} was started with other classes", "leave --classes out, or name another folder")
         return
     if images is None:
-        raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/ --classes {classes}")
+        raise UserError("IMAGES is missing", join_command("review", run, "photos/", "--classes", classes))
     live_run.start_without_labels(run, images, names, backbone)
 
 
@@ -184,29 +167,25 @@ def _login() -> str:
 
 
 def _export(run: run_folder.RunFolder, place: str | Path, out: Path, with_labels: bool, force: bool) -> None:
-
     if isinstance(place, Path) and not place.exists():
-        raise UserError(
-            f"there are no answers yet ({place})", f"halflabel review {shlex.quote(str(run.folder))} photos/"
-        )
+        fix = join_command("review", run.folder, "photos/")
+        raise UserError(f"there are no answers yet ({place})", fix)
     check_free(out, force)
     labels = run.read_rows()
     with closing(answer_store.AnswerStore(place)) as store:
         rows = store.label_rows(labels.images, labels.classes)
         current = store.current()
-    groups = list(answer_store.group_by_entry(current).values())
     unsure = sum(item.value == 0 for item in answer_store.holding_answers(current))
     present = int((rows.value > 0).sum())
     formats.write(labels.append(rows) if with_labels else rows.drop_unused_names(), out)
     content = f"{counted(len(rows), 'answer')}, {present} present and {len(rows) - present} absent"
-    show_written(out, f": {content}; {unsure} unsure left out")
-    _show_agreement(groups)
+    show.written(out, f": {content}; {unsure} unsure left out")
+    _show_agreement(list(answer_store.group_by_entry(current).values()))
     if with_labels:
         config = run.read_config()
-        method = str(config.get("method", "an"))
-        show_next("train", out, str(config.get("images") or "photos/"), "--method", method)
+        show.next_command("train", out, config.get("images") or "photos/", "--method", config.get("method", "an"))
     else:
-        show_next("train", "--continue", run.folder, "--answers", out)
+        show.next_command("train", "--continue", run.folder, "--answers", out)
 
 
 def _show_agreement(groups: Sequence[Sequence[answer_store.Answer]]) -> None:
@@ -219,10 +198,8 @@ def _show_agreement(groups: Sequence[Sequence[answer_store.Answer]]) -> None:
         kappa = "—" if item.kappa is None else decimal(item.kappa, 2)
         table.add_row(escape(label) or "[bold]all[/]", str(item.pairs), percent(item.equal, item.pairs), kappa)
     console.print(table)
-    errors = (
-        f"{escape(who)} {percent(error, 1)}" for who, error in sorted(answer_store.expected_errors(groups).items())
-    )
-    console.print(f"Expected errors: {', '.join(errors)}")
+    errors = sorted(answer_store.expected_errors(groups).items())
+    console.print(f"Expected errors: {', '.join(f'{escape(who)} {percent(error, 1)}' for who, error in errors)}")
     if conflicts := sum(map(answer_store.is_conflict, groups)):
         console.print(
             f"{counted(conflicts, 'conflict is', 'conflicts are')} not settled: the answer of the more reliable person "
@@ -230,103 +207,95 @@ def _show_agreement(groups: Sequence[Sequence[answer_store.Answer]]) -> None:
         )
 
 
-def _page_address(access: _Access, port: int, token: str, label: str | None) -> str:
-    """Return the address of the review page, on the class `label` if one is named."""
-
-    host = f"[{access.host}]" if ":" in access.host else access.host
-    page = "" if label is None else f"&class={quote(label, safe='')}"
-    return f"{'https' if access.tls else 'http'}://{host}:{port}/#{token}{page}"
-
-
-def _serve(
-    run: run_folder.RunFolder,
-    images: Path,
-    questions: Path | None,
-    place: str | Path,
-    access: _Access,
-    precision: float,
-    label: str | None,
-) -> None:
-
+def _serve(run: run_folder.RunFolder, images: Path, questions: Path | None, place: str | Path, page: _Page) -> None:
     # Scoring images may take long: mistakes are reported before.
-    images = local_folder(images)
-    has_labels = run.read_labels().known > 0
-    if label is not None and label not in run.read_labels().classes:
-        raise UserError(f"the run has no class {label!r}", "name a class of its labels")
+    images, labels = local_folder(images), run.read_labels()
+    has_labels = labels.known > 0
+    if page.label is not None and page.label not in labels.classes:
+        raise UserError(f"the run has no class {page.label!r}", "name a class of its labels")
     if has_labels:
         run.check_finished()
     chosen, further = _read_questions(run, images, questions) if questions is not None else (None, None)
     hindrance = live_process.live_hindrance(run)
     is_live = chosen is None and hindrance is None
-    host = access.host
-    is_local = is_loopback(host)
+    is_local = is_loopback(page.host)
     address_file = (place if isinstance(place, Path) else run.answers).with_suffix(".address.json")
     last = server.read_address(address_file)
-    earlier_port = [] if last is None else [last.port]
-    ports = [*earlier_port, server.PORT, 0] if access.port is None else [access.port]
-    with open_socket(host, *ports) as listening, ExitStack() as stack:
+    ports = [*([] if last is None else [last.port]), server.PORT, 0] if page.port is None else [page.port]
+    with open_socket(page.host, *ports) as listening, ExitStack() as stack:
         with Bar("scores") as bar:
             scored = scores.scored_images(run, images, Reporter(bar), further)
         store = stack.enter_context(closing(answer_store.AnswerStore(place)))
         if chosen is None:
-            chosen = _choose_questions(scored, place, is_live)
+            chosen = choose.choose_questions(
+                scored.scores,
+                scored.table,
+                scored.thresholds,
+                200,
+                features=scored.features,
+                skip=answer_store.answered_entries(place, scored.table),
+                control=0.0 if is_live else 0.1,  # the live queue has its own random checks
+            )
         if not chosen and has_labels and not any(store.count()):
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
         for_fill = questions is not None and questions.resolve() == run.control.resolve()
-        after = ""
-        if has_labels and place != run.answers:
-            after = after_review(run.folder, images, place=place)
-        elif has_labels:
-            after = after_review(run.folder, images, is_control=for_fill, all_photos=further is not None)
+        after: list[Any] = []
+        if has_labels:
+            elsewhere = {} if place == run.answers else {"place": place}
+            about = {"is_control": for_fill, "all_photos": further is not None}
+            after = words_after_review(run.folder, images, **(elsewhere or about))
         session = review_session.ReviewSession(
             scored,
             chosen,
             store,
-            who=access.reviewer or _login(),
-            asks_name=access.reviewer is None and (access.twice > 0 or not is_local),
+            who=page.reviewer or _login(),
+            asks_name=page.reviewer is None and (page.twice > 0 or not is_local),
             run=run.folder.resolve().name,
             live=is_live,
             for_fill=for_fill,
-            next_command=after,
-            twice=access.twice,
+            next_command=join_command(*after) if after else "",
+            twice=page.twice,
         )
         thumbnails = review_thumbnails.Thumbnails(images, scored.paths)
-        token = secrets.token_urlsafe(32) if last is None or access.new_token else last.token
+        token = secrets.token_urlsafe(32) if last is None or page.new_token else last.token
         number = listening.getsockname()[1]
         server.keep_address(address_file, server.Address(token, number))
-        if not is_local and access.tls is None:
-            _warn_not_encrypted(host)
+        if not is_local and page.tls is None:
+            console.print(
+                f"[bold yellow]warning:[/] {escape(page.host)} can be reached from other machines, and the page is not "
+                "encrypted: whoever sees the address or the network can see your photos and answer for you "
+                "(--tls CERT KEY encrypts it)"
+            )
         live = None
         if is_live:
-            setup = live_process.LiveSetup(run.folder, images, precision, run_page.write_report)
+            setup = live_process.LiveSetup(run.folder, images, page.precision, run_page.write_report)
             live = stack.enter_context(closing(live_process.LiveLoop(session, setup)))
         app = server.make_app(
             session,
             thumbnails,
             token=token,
-            host=host,
+            host=page.host,
             port=number,
             layout=run / "map.npz",
             live=live,
-            tls=access.tls is not None,
+            tls=page.tls is not None,
         )
-        about = "The model learns while you answer." if is_live else f"{counted(len(chosen), 'question')}."
+        what = "The model learns while you answer." if is_live else f"{counted(len(chosen), 'question')}."
         # Plain print: no line break and no markup in an address that people click on or copy.
-        print(f"{about} Open  {_page_address(access, number, token, label)}", flush=True)
+        print(f"{what} Open  {page.address(number, token)}", flush=True)
         if hindrance is not None and questions is None:
             console.print(f"The model does not learn meanwhile: {hindrance}.")
         console.print(f"Answers are saved to {escape(store.name)}. Ctrl-C stops the server.")
         try:
-            guard.run_server(app, listening, patience=2, tls=access.tls)
+            guard.run_server(app, listening, patience=2, tls=page.tls)
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
                 finished = {} if live is None else (live.finish or {}).get("result", {})
                 answered = len(store.label_rows(scored.table.images, scored.table.classes))
                 if finished.get("answers") == answered:  # the page has trained the next run already
                     filled = finished["filled"]
-                    then = after_train(Path(finished["run"]), images, is_continued=True)
-                    after = join_command("inspect", Path(filled)) if filled else then
-                show_command(after)
+                    after = ["inspect", Path(filled)] if filled else fill_words(Path(finished["run"]), images)
+                show.next_command(*after)
 
 
 def _read_questions(
@@ -340,24 +309,3 @@ def _read_questions(
     unlisted = set(stored_features.unlisted_images(rows.images, images))
     further = label_names.Names(image for image in asked if image in unlisted)
     return choose.read_questions(path, rows.with_images(further).training), further
-
-
-def _choose_questions(scored: scores.ScoredImages, place: str | Path, is_live: bool) -> list[choose.Question]:
-    """Choose 200 questions that have no answer yet."""
-    return choose.choose_questions(
-        scored.scores,
-        scored.table,
-        scored.thresholds,
-        200,
-        features=scored.features,
-        skip=answer_store.answered_entries(place, scored.table),
-        control=0.0 if is_live else 0.1,  # the live queue has its own random checks
-    )
-
-
-def _warn_not_encrypted(host: str) -> None:
-    console.print(
-        f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
-        "encrypted: whoever sees the address or the network can see your photos and answer for you "
-        "(--tls CERT KEY encrypts it)"
-    )

@@ -9,17 +9,20 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from halflabel.cli import app
+from halflabel.cli import app, show
 from halflabel.cli.options import (
     Force,
     PositivesPerImage,
     RunArgument,
     Threshold,
+    argument,
     check_free,
     check_image_folder,
     check_needs,
+    command,
+    option,
 )
-from halflabel.cli.terminal import console, show_next, show_written
+from halflabel.cli.show import console
 from halflabel.errors import UserError
 from halflabel.runs import folder as run_folder
 from halflabel.runs import model as models
@@ -48,10 +51,10 @@ export = typer.Typer(
 app.add_typer(export)
 
 
-@export.command()
+@command(among=export)
 def onnx(
     run: RunArgument,
-    out: Annotated[Path, typer.Option(help="The .onnx file to write.")] = Path("model.onnx"),
+    out: Annotated[Path, option("The .onnx file to write.")] = Path("model.onnx"),
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
     force: Force = False,
@@ -72,22 +75,20 @@ def onnx(
     parity = onnx_export.export_onnx(predictor, out)
     view = predictor.views["plain"]
     sides = "height, width" if view.resize == "keep" else f"{view.size}, {view.size}"
-    show_written(out, f": images (batch, 3, {sides}) uint8 → logits, probabilities (batch, {len(predictor.classes)})")
+    show.written(out, f": images (batch, 3, {sides}) uint8 → logits, probabilities (batch, {len(predictor.classes)})")
     console.print(
         f"Checked against PyTorch on {counted(parity.images, 'image')}: logits within {parity.logits:.1e}, "
         f"probabilities within {parity.probabilities:.1e}"
     )
-    show_next("predict", out, "PHOTO.jpg")
+    show.next_command("predict", out, "PHOTO.jpg")
 
 
-@export.command()
+@command(among=export)
 def hub(
     run: RunArgument,
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    push: Annotated[
-        str | None, typer.Option(help="Also upload it to the Hugging Face Hub.", metavar="USER/NAME")
-    ] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push: make the repository private.")] = False,
+    out: Annotated[Path, option("The folder to write.")],
+    push: Annotated[str | None, option("Also upload it to the Hugging Face Hub.", metavar="USER/NAME")] = None,
+    private: Annotated[bool, option("With --push: make the repository private.", "--private")] = False,
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
     force: Force = False,
@@ -101,34 +102,33 @@ def hub(
     check_needs("--push USER/NAME", {"--private": private and push is None})
     opened = run_folder.RunFolder.open(run)
     hub_export.export_hub(opened, out, force=force, threshold=threshold, positives_per_image=positives_per_image)
-    show_written(out, f": {', '.join(hub_export.FILES)}")
+    show.written(out, f": {', '.join(hub_export.FILES)}")
     if push is not None:
         console.print(f"Uploaded to {escape(hub_export.push(out, push, private=private))}")
     else:
-        show_next("predict", out, "PHOTO.jpg")
+        show.next_command("predict", out, "PHOTO.jpg")
 
 
 _SHORTEST_TOKEN = 16
 
 
-@app.command()
+@command()
 def serve(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, an exported folder or an .onnx file.")],
+    model: Annotated[Path, argument("MODEL", "A run folder, an exported folder or an .onnx file.")],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all networks of this machine.")
+        str, option("Address to listen on; 0.0.0.0 listens on all networks of this machine.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[int, option("Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
     token: Annotated[
         str | None,
-        typer.Option(
-            help="Answer only requests with this token: Authorization: Bearer TOKEN, or the password in a browser.",
+        option(
+            "Answer only requests with this token: Authorization: Bearer TOKEN, or the password in a browser.",
             envvar="HALFLABEL_TOKEN",
             show_envvar=True,
         ),
     ] = None,
     images: Annotated[
-        Path | None,
-        typer.Option(help="The folder with the images of a Label Studio project: the server is then its ML backend."),
+        Path | None, option("The folder with the images of a Label Studio project: the server is then its ML backend.")
     ] = None,
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
@@ -155,22 +155,15 @@ def serve(
         predictor = models.Model.open(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
         predictions = server.make_app(predictor, model.resolve().name, images=images)
         address, free_port = listening.getsockname()[:2]
-        _show_address(model, len(predictor.classes), address, free_port, has_token=token is not None)
+        url = f"http://{escape(f'[{address}]' if ':' in address else address)}:{free_port}"
+        classes = counted(len(predictor.classes), "class", "classes")
+        console.print(f"Serving [bold]{escape(str(model))}[/], {classes}, at {url}", highlight=False)
+        if not is_loopback(address.partition("%")[0]):
+            lacks = "no encryption" if token is not None else "no password and no encryption"
+            console.print(f"[yellow]Other machines can reach it[/]: there is {lacks}.")
+        password = "-u :TOKEN " if token is not None else ""
+        console.print(f"Try:  curl {password}-F files=@photo.jpg {url}/predict")
+        console.print("Ctrl-C stops the server.")
         guarded = guard.Guard(predictions, host=host, port=free_port, token=token)
         guard.run_server(guarded, listening, patience=30)
     console.print("Stopped.")
-
-
-def _show_address(model: Path, classes: int, address: str, port: int, *, has_token: bool) -> None:
-    """Print where the server listens, who can reach it and how to try it."""
-    url = f"http://{escape(f'[{address}]' if ':' in address else address)}:{port}"
-    console.print(
-        f"Serving [bold]{escape(str(model))}[/], {counted(classes, 'class', 'classes')}, at {url}",
-        highlight=False,
-    )
-    if not is_loopback(address.partition("%")[0]):
-        lacks = "no encryption" if has_token else "no password and no encryption"
-        console.print(f"[yellow]Other machines can reach it[/]: there is {lacks}.")
-    password = "-u :TOKEN " if has_token else ""
-    console.print(f"Try:  curl {password}-F files=@photo.jpg {url}/predict")
-    console.print("Ctrl-C stops the server.")

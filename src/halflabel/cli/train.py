@@ -13,33 +13,20 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from halflabel.cli import app
+from halflabel.cli import show
 from halflabel.cli.options import (
     Engine,
-    GroupedCommand,
-    ReadLabels,
+    LabelReader,
     check_image_folder,
     check_needs,
+    command,
     is_given,
     label_parameters,
     panel,
-    read_grouped,
-    takes_label_options,
-    takes_training_options,
 )
 from halflabel.cli.progress import Bar, TrainingBar
-from halflabel.cli.sequence import after_train, join_command
-from halflabel.cli.terminal import (
-    console,
-    show_audit,
-    show_choice,
-    show_command,
-    show_evaluation,
-    show_message,
-    show_paragraph,
-    show_written,
-    warnings_in_a_line,
-)
+from halflabel.cli.sequence import fill_words
+from halflabel.cli.show import console, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.evaluation.registry import has_too_few
 from halflabel.fitting import advice as method_advice
@@ -47,7 +34,6 @@ from halflabel.fitting import assembly as assemblies
 from halflabel.fitting import auto, callbacks
 from halflabel.fitting.config import COMMON, Config
 from halflabel.images import sources
-from halflabel.labels import labels as label_rows
 from halflabel.methods import base
 from halflabel.questions.choose import weigh_answers
 from halflabel.runs import folder as run_folder
@@ -60,39 +46,31 @@ from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
 from halflabel.system.validate import one_of
 
-EARLIER_RUNS = "Start from an earlier run"
+EARLIER_RUNS, LOGGING = "Start from an earlier run", "Logging"
 
 
-@app.command(cls=GroupedCommand)
-@takes_label_options
-@takes_training_options("train")
+@command()
 def train(
     ctx: typer.Context,
-    read: ReadLabels,
+    read: LabelReader,
     training: dict[str, Any],
     labels: Annotated[Path | None, typer.Argument(help="A label file or folder of any known format.")] = None,
     images: Annotated[Path | None, typer.Argument(help="Image folder, pack, or features of `embed`.")] = None,
     method: Annotated[
-        str,
-        panel(COMMON, "The training method; auto chooses one that suits the labels. `halflabel methods` lists all."),
+        str, panel(COMMON, "The training method; auto: one that suits the labels. `halflabel methods` lists all.")
     ] = "auto",
-    out: Annotated[Path | None, panel(COMMON, "The run folder (default: runs/METHOD).", show_default=False)] = None,
+    out: Annotated[Path | None, panel(COMMON, "The run folder (default: runs/METHOD).")] = None,
     force: Annotated[bool, panel(COMMON, "Replace a run that the folder already holds.", "--force")] = False,
     dry_run: Annotated[
         bool, panel(COMMON, "Show what would be trained, and on how many images; write nothing.", "--dry-run")
     ] = False,
     classes: Annotated[
         str | None,
-        panel(
-            COMMON,
-            "Train IMAGES without labels, by class names alone: separated by commas, or a file with one per line.",
-        ),
+        panel(COMMON, "Train IMAGES by class names alone: separated by commas, or a file with one per line."),
     ] = None,
     config_file: Annotated[
         Path | None,
-        panel(
-            COMMON, "Take options from the config.yaml of a run; options given here win.", "--config", metavar="FILE"
-        ),
+        panel(COMMON, "Take options from a run's config.yaml; options given here win.", "--config", metavar="FILE"),
     ] = None,
     resume: Annotated[Path | None, panel(EARLIER_RUNS, "Resume an interrupted run.", metavar="RUN")] = None,
     finished: Annotated[
@@ -109,13 +87,9 @@ def train(
         Path | None, panel(EARLIER_RUNS, "With --continue: a file with more labels (default: the answers of `review`).")
     ] = None,
     truth: Annotated[
-        Path | None,
-        panel(
-            "Logging",
-            "Hidden labels. They are never trained on: the log reports how many of the method's guesses are right.",
-        ),
+        Path | None, panel(LOGGING, "Hidden labels, never trained on: the log says how many of the guesses are right.")
     ] = None,
-    log: Annotated[str, panel("Logging", "Also log to tensorboard, mlflow or wandb, separated by commas.")] = "",
+    log: Annotated[str, panel(LOGGING, "Also log to tensorboard, mlflow or wandb, separated by commas.")] = "",
     engine: Engine = "local",
 ) -> None:
     """Train a classifier from partly known labels, and evaluate it on known labels it did not see.
@@ -129,10 +103,12 @@ def train(
     for name in (loggers := log.split(",") if log else []):
         one_of(("tensorboard", "mlflow", "wandb"), log=name)
     if resume is not None:
-        _resume(ctx, resume, _moved_images(labels, images, "--resume"), loggers, engine)
+        moved = _moved_images(ctx, labels, images, "--resume", {"resume"})
+        job = new_run.resume_training(run_folder.RunFolder.open(resume), moved)
     elif finished is not None:
-        moved = _moved_images(labels, images, "--continue")
-        _continue(ctx, finished, moved, read, answers, out, force, loggers, engine)
+        of_answers = set() if answers is None else {each.name for each in label_parameters()}
+        moved = _moved_images(ctx, labels, images, "--continue", {"finished", "answers", "out", "force"} | of_answers)
+        job = _continue(run_folder.RunFolder.open(finished), moved, read, answers, out, force)
     else:
         check_needs("--continue RUN", {"--answers": answers is not None})
         if classes is not None:
@@ -143,69 +119,66 @@ def train(
         elif labels is None or images is None:
             raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
         check_image_folder(images)
+        earlier = None if config_file is None else read_yaml(config_file, "name the config.yaml of a run")
+        if earlier is not None and not is_given(ctx, "method"):
+            method = str(earlier.get("method"))
         if method != "auto":
-            _refuse_unknown_method(method)
-        if classes is not None:
-            job = _job_of_names(from_nothing.read_class_names(classes), images, out, force, training)
+            base.recipe(method)  # torch is imported only where a method is named
+        names = None if classes is None else from_nothing.read_class_names(classes)
+        place = out or Path("runs") / (method if names is None else "names")
+        run = distributed.run_on_main(lambda: run_folder.RunFolder.create(place, force=force))
+        if names is not None:
+            job = _job_of_names(names, images, run, training)
         else:
-            job = _new_job(ctx, read, labels, images, method, out, force, truth, training, config_file)
+            assert labels is not None
+            job = _new_job(read, labels, images, method, run, training, earlier)
+            job = job._replace(truth=None if truth is None else read(truth).table())
         if dry_run:
             _show_job(job, images)
-        else:
-            _run_job(job, loggers, engine)
+            return
+    _run_job(job, loggers, engine)
 
 
 def _new_job(
-    ctx: typer.Context,
-    read: ReadLabels,
+    read: LabelReader,
     labels: Path,
     images: Path,
     method: str,
-    out: Path | None,
-    force: bool,
-    truth: Path | None,
+    run: run_folder.RunFolder,
     training: dict[str, Any],
-    config_file: Path | None,
+    earlier: dict[str, Any] | None,
 ) -> new_run.TrainingJob:
-    """Read the labels and choose the configuration of a new run; nothing is written."""
-    earlier = None if config_file is None else read_yaml(config_file, "name the config.yaml of a run")
-    if earlier is not None and not is_given(ctx, "method"):
-        method = str(earlier.get("method"))
-        _refuse_unknown_method(method)
-    run = distributed.run_on_main(lambda: run_folder.RunFolder.create(out or Path("runs") / method, force=force))
-    label_import, training["group"] = read_grouped(read, labels, training.get("group"))
+    """Read the labels and choose the configuration of a new run, `earlier` with changes if given."""
+    label_import, training["group"] = read.grouped(labels, training.get("group"))
     table = label_import.table()
-    show_audit(label_import.audit, table)
+    show.audit(label_import.audit, table)
     choice = new_run.choose_for(table.stats, training, None if method == "auto" else method)
     if method == "auto":
-        show_paragraph(method_advice.describe_labels(table.stats))
+        show.paragraph(method_advice.describe_labels(table.stats))
         if choice.candidates:
-            show_choice(list(map(str, choice.candidates)))
+            show.choice(list(map(str, choice.candidates)))
         else:
-            show_paragraph(f"Method: [bold]{choice.method}[/]: it {choice.why}.")
+            show.paragraph(f"Method: [bold]{choice.method}[/]: it {choice.why}.")
     texts, chosen = training.pop("options"), base.recipe(choice.method)
     new_run.check_options(chosen, texts)
-    options = chosen.parse(texts)
+    options, place = chosen.parse(texts), absolute_path(images)
     if earlier is None:
         training = {"workers": 2, **training}
-        config = new_run.make_config(choice, training, options, absolute_path(images))
+        config = new_run.make_config(choice, training, options, place)
     else:
         given = {name: value for name, value in training.items() if value is not None}
-        config = new_run.change_config(Config.from_dict(earlier), choice.method, given, options, absolute_path(images))
+        config = new_run.change_config(Config.from_dict(earlier), choice.method, given, options, place)
     assemblies.Assembly(config).check_fit(training, table)
-    true_labels = read(truth).table() if truth is not None else None
-    return new_run.TrainingJob(label_import.rows, images, config, run, true_labels)
+    return new_run.TrainingJob(label_import.rows, images, config, run)
 
 
 def _job_of_names(
-    classes: list[str], images: Path, out: Path | None, force: bool, training: dict[str, Any]
+    classes: list[str], images: Path, run: run_folder.RunFolder, training: dict[str, Any]
 ) -> new_run.TrainingJob:
     """Return the training of a run without labels, by class names alone."""
-    method = from_nothing.FROM_NOTHING
-    run = distributed.run_on_main(lambda: run_folder.RunFolder.create(out or Path("runs") / "names", force=force))
     rows = from_nothing.without_labels(images, classes)
     training = {"workers": 2, "names": "on", **training}
-    choice = auto.choose(rows.training.stats, method=method)
+    choice = auto.choose(rows.training.stats, method=from_nothing.FROM_NOTHING)
     config = new_run.make_config(choice, training, training.pop("options"), absolute_path(images))
     return new_run.TrainingJob(rows, images, replace(config, from_nothing=True), run)
 
@@ -224,43 +197,27 @@ def _show_job(job: new_run.TrainingJob, images: Path) -> None:
     console.print(f"Nothing was written. Without --dry-run, the run would be in {escape(str(run.folder))}")
 
 
-def _resume(ctx: typer.Context, folder: Path, images: Path | None, loggers: list[str], engine: str) -> None:
-    """Resume an interrupted run."""
-    _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", "engine", "log"})
-    run = run_folder.RunFolder.open(folder)
-    _run_job(new_run.resume_training(run, images), loggers, engine)
-
-
 def _continue(
-    ctx: typer.Context,
-    folder: Path,
+    finished: run_folder.RunFolder,
     images: Path | None,
-    read: ReadLabels,
+    read: LabelReader,
     answers: Path | None,
     out: Path | None,
     force: bool,
-    loggers: list[str],
-    engine: str,
-) -> None:
-    """Start a new run from a finished one, with more labels."""
-    allowed = {"finished", "answers", "images", "labels", "out", "force", "engine", "log"}
-    _check_no_other_options(
-        ctx, "--continue", allowed if answers is None else allowed | {each.name for each in label_parameters()}
-    )
-    finished = run_folder.RunFolder.open(folder)
-    target = out or run_folder.next_run_folder(folder)
+) -> new_run.TrainingJob:
+    """Return the training of a new run that starts from a finished one, with more labels."""
+    target = out or run_folder.next_run_folder(finished.folder)
     run = distributed.run_on_main(lambda: run_folder.RunFolder.create(target, force=force))
     rows = finished.read_answers()
     if answers is not None:
         rows = weigh_answers(read(answers).rows, finished.asked, finished.control)
-    job = new_run.continue_training(finished, run, answers=rows, images=images)
     if rows is not None:
         present, absent = (int((rows.value == value).sum()) for value in (1, -1))
         console.print(
             f"Added {counted(present + absent, 'answer')} from {escape(str(answers or finished.answers))}: "
             f"{present} present, {absent} absent"
         )
-    _run_job(job, loggers, engine)
+    return new_run.continue_training(finished, run, answers=rows, images=images)
 
 
 def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
@@ -280,54 +237,45 @@ def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
 
     features, fits = Bar("features"), Bar("fits", "fits")
     with use_engine(engine), _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:
-        evaluation = job.start(Reporter(features, show_message, callback, fits=fits), init_callback=head_bar)
+        evaluation = job.start(Reporter(features, show.message, callback, fits=fits), init_callback=head_bar)
+    begun = run_folder.RunFolder(Path(config.begin_from)).read_rows() if config.begin_from else None
     if evaluation is not None:
-        show_evaluation(evaluation, of_training=True)
+        show.evaluation(evaluation, of_training=True)
         if has_too_few(evaluation.overall):
-            question_command = ("next", run.folder, job.images, "--count", "30", "--control", "1")
-            show_command(join_command(*question_command), "Too few to say: answer 30 random questions")
-        _show_random_answers(job)
-    show_written(run.address)
-    if run.store is None:
-        further = bool(config.begin_from) and len(job.labels.images) > len(_labels_before(job).images)
-        about = {"is_continued": bool(config.begin_from), "all_photos": further, "has_labels": len(job.labels) > 0}
-        show_command(after_train(run.folder, job.images, **about))
-
-
-def _labels_before(job: new_run.TrainingJob) -> label_rows.Labels:
-    """The labels of the run that a continued run began from."""
-    return run_folder.RunFolder(Path(job.config.begin_from or "")).read_rows()
-
-
-def _show_random_answers(job: new_run.TrainingJob) -> None:
-    """Say why the figures of a continued run differ from those of the run before, where random answers came in."""
-    if not job.config.begin_from:
+            words = ("next", run.folder, job.images, "--count", "30", "--control", "1")
+            show.next_command(*words, title="Too few to say: answer 30 random questions")
+        if begun is not None and (added := int((job.labels.weight > 0).sum()) - int((begun.weight > 0).sum())):
+            change = "now count here too" if job.labels.is_asked else "may have corrected the probabilities"
+            before = escape(Path(config.begin_from or "").name)
+            console.print(f"Not comparable with the figures of {before}: {counted(added, 'random answer')} {change}.")
+    show.written(run.address)
+    if run.store is not None:
         return
+    if begun is not None:
+        show.next_command(*fill_words(run.folder, job.images, len(job.labels.images) > len(begun.images)))
+    elif not len(job.labels):  # a review asks for the first ones
+        show.next_command("review", run.folder, job.images)
+    else:
+        show.next_command("report", run.folder, "--images", job.images)
 
-    change = "now count here too" if job.labels.is_asked else "may have corrected the probabilities"
-    if added := int((job.labels.weight > 0).sum()) - int((_labels_before(job).weight > 0).sum()):
-        before = Path(job.config.begin_from).name
-        console.print(
-            f"Not comparable with the figures of {escape(before)}: {counted(added, 'random answer')} {change}."
-        )
 
+def _moved_images(
+    ctx: typer.Context, labels: Path | None, images: Path | None, flag: str, allowed: Set[str]
+) -> Path | None:
+    """The image folder, which --resume and --continue take as their only argument, with few options.
 
-def _moved_images(labels: Path | None, images: Path | None, flag: str) -> Path | None:
-    """The image folder, which --resume and --continue take as their only argument: the run has its own labels."""
+    The run has its own labels, and its settings cannot be changed.
+    """
+    allowed = {"images", "labels", "engine", "log"} | allowed
+    for parameter in ctx.command.get_params(ctx):
+        if parameter.name not in allowed and is_given(ctx, parameter.name or ""):
+            other = parameter.opts[0]
+            raise UserError(f"{other} cannot be used with {flag}", f"leave {other} out, or start a new run")
     if images is not None:
         raise UserError(f"{flag} takes no LABELS: the run has its own", "name only the image folder")
     if labels is not None and not local_path(labels).is_dir():
         raise UserError(f"{labels} is not a folder", f"with {flag}, name only the image folder, or nothing")
     return labels
-
-
-def _check_no_other_options(ctx: typer.Context, flag: str, allowed: Set[str]) -> None:
-    """Refuse options other than the allowed ones: the settings of an earlier run cannot be changed."""
-    for parameter in ctx.command.get_params(ctx):
-        name = parameter.name or ""
-        if name not in allowed and is_given(ctx, name):
-            other = parameter.opts[0]
-            raise UserError(f"{other} cannot be used with {flag}", f"leave {other} out, or start a new run")
 
 
 def _resume_hint(run: run_folder.RunFolder) -> str:
@@ -336,40 +284,32 @@ def _resume_hint(run: run_folder.RunFolder) -> str:
 
 
 @contextmanager
-def _lost_processes(run: run_folder.RunFolder) -> Iterator[None]:
-    """Turn the end of another process, and too little memory, into a UserError that says how to resume."""
-    try:
-        yield
-    except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, where smaller batches do not help
-            raise gpu_memory.out_of_gpu_memory("for this model") from None
-        if "DataLoader worker" in str(error):
-            raise UserError(
-                "a worker process that decodes images was killed, probably because memory ran out",
-                f"{_resume_hint(run)}  (or start again with fewer --workers)",
-            ) from None
-        if not (reason := distributed.lost_connection(error)):
-            raise
-        raise UserError(f"another process of this job ended ({reason})", _resume_hint(run)) from None
-
-
-@contextmanager
 def _resumable(run: run_folder.RunFolder) -> Iterator[None]:
-    """On Ctrl-C and SIGTERM, print one line on how to resume, and exit with the usual code."""
+    """Say how to resume after Ctrl-C, SIGTERM, the end of another process or too little memory."""
     try:
-        with signals.handle_signals(), _lost_processes(run):
+        with signals.handle_signals():
             yield
     except KeyboardInterrupt as stopped:
         if distributed.claim("error"):  # a signal may reach several processes
             typer.echo(f"Stopped; {_resume_hint(run)}", err=True)
         number = stopped.number if isinstance(stopped, signals.Stopped) else signal.SIGINT
         raise typer.Exit(128 + number) from None
-    except UserError:
+    except (RuntimeError, UserError) as error:
+        if (explained := _explain(error, run)) is None:
+            raise
         if distributed.is_distributed():  # torchrun may terminate all processes before the message is printed
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise
+        raise explained from None
 
 
-def _refuse_unknown_method(method: str) -> None:
-    """Raise if no method has this name; torch is imported only where a method is named."""
-    base.recipe(method)
+def _explain(error: RuntimeError | UserError, run: run_folder.RunFolder) -> UserError | None:
+    """Return the end of another process, and too little memory, as a UserError; None for faults of this package."""
+    if isinstance(error, UserError):
+        return error
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, where smaller batches do not help
+        return gpu_memory.out_of_gpu_memory("for this model")
+    if "DataLoader worker" in str(error):
+        reason = "a worker process that decodes images was killed, probably because memory ran out"
+        return UserError(reason, f"{_resume_hint(run)}  (or start again with fewer --workers)")
+    lost = distributed.lost_connection(error)
+    return UserError(f"another process of this job ended ({lost})", _resume_hint(run)) if lost else None

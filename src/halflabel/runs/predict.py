@@ -54,14 +54,12 @@ class Prediction(NamedTuple):
         return f"<{self.image}: {self.error or ', '.join(labels)}>"
 
 
-def csv_rows(predictions: Iterable[Prediction]) -> Iterator[Sequence[str]]:
-    """Yield the header, and one row for each label and for each image that could not be read."""
-    yield PREDICTION_COLUMNS
-    for item in predictions:
-        for label in item.labels:
-            yield item.image, label["class"], f"{label['probability']:.6f}", str(int(label["present"])), ""
-        if item.error:
-            yield item.image, "", "", "", item.error
+def csv_rows(item: Prediction) -> Iterator[Sequence[str]]:
+    """Yield one row for each label, or one for an image that could not be read."""
+    for label in item.labels:
+        yield item.image, label["class"], f"{label['probability']:.6f}", str(int(label["present"])), ""
+    if item.error:
+        yield item.image, "", "", "", item.error
 
 
 class FileList(NamedTuple):

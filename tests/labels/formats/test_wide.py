@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, label_error
 
-from halflabel.cli.terminal import in_shell
+from halflabel.cli.show import in_shell
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount

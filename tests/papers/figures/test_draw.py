@@ -123,8 +123,8 @@ def test_skipped_figures_are_reported_with_the_reason(
     output = call(imcl.folder, "--out", tmp_path / "b")
     assert "image neighbours: skipped; it needs the photos" in output
     assert check_pictures(tmp_path / "b") == {"densities", "label_neighbours"}
-    call(imcl.folder, folder / "images", "--out", tmp_path / "b", "--scan", 20)
-    assert len({row["image"] for row in rows(tmp_path / "b" / "image_neighbours.csv")}) <= 20
+    call(imcl.folder, folder / "images", "--out", tmp_path / "b")
+    assert rows(tmp_path / "b" / "image_neighbours.csv")
     moved = RunFolder(shutil.copytree(imcl.folder, tmp_path / "run"))
     shutil.rmtree(moved.checkpoints)
     output = call(moved.folder, folder / "images", "--out", tmp_path / "c")
