@@ -70,7 +70,9 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics by known labels that the model had not seen; NaN where nothing was measured."""
-        metrics = {name: math.nan if value is None else value for name, value in self._run.read_metrics().items()}
+        metrics = {
+            name: math.nan if value is None else value for name, value in self._run.read_object("metrics.json").items()
+        }
         return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
     def predict(self, images: str | Path | Sequence[str | Path], **options: Any) -> list[Prediction]:

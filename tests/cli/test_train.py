@@ -57,7 +57,7 @@ def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None
     written = RunFolder.open(tmp_path / "run")
     for line in written.read_log():  # 0 … 1 in files, points of 100 on the screen
         assert f"epoch {line['epoch']:>3}/2  loss {line['loss']:.4f}  mAP {100 * line['mAP']:.1f}  " in text
-    overall = written.read_json("metrics.json")
+    overall = written.read_object("metrics.json")
     assert overall["positives"] < 30  # of ten held-out images
     assert "too few to say" in text
     assert f"halflabel next {tmp_path / 'run'} {data / 'images'} --count 30 --control 1" in text

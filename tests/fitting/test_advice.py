@@ -60,12 +60,8 @@ def test_images_without_labels_bring_in_propagation() -> None:
     assert message == "50 images (25 %) have no label at all."
 
 
-def test_known_share_is_always_reported() -> None:
-    assert of(drop.partial(full(), 0.25)).cautions[0].message == "25 % of all labels are known: 600 of 2,400."
-
-
 def test_ordinary_labels_cause_no_caution() -> None:
-    assert kinds(of(full())) == ["known share"]
+    assert kinds(of(full())) == []
     assert kinds(of(Table.from_dense(np.zeros((3, 2))))) == ["no labels"]
 
 

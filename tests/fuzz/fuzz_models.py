@@ -86,7 +86,7 @@ def _onnx(run: Any) -> bytes:
     """The least network with the names, types and metadata of our own exports."""
     from onnx import TensorProto, helper, numpy_helper
 
-    from halflabel.runs.export.metadata import ModelMetadata
+    from halflabel.runs.export.metadata import describe
     from halflabel.runs.model import Model
 
     image_input = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", 3, 32, 32])
@@ -98,7 +98,7 @@ def _onnx(run: Any) -> bytes:
     ]
     graph = helper.make_graph(nodes, "small", [image_input], [gives], [axes])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    about = ModelMetadata.of(Model.open(run)).as_dict()
+    about = describe(Model.open(run))
     helper.set_model_props(model, {key: json.dumps(value) for key, value in about.items()})
     return bytes(model.SerializeToString())
 
@@ -115,7 +115,7 @@ def read_run(folder: Path, rng: Rng) -> None:
     choices: tuple[Callable[[], Any], ...] = (
         run.read_labels, run.read_rows, run.read_truth, run.read_log, run.read_config,
         lambda: run.split_of(Names(["x"])),
-        lambda: run.read_json("metrics.json"), lambda: scored_images(run, folder),
+        lambda: run.read_object("metrics.json"), lambda: scored_images(run, folder),
     )  # fmt: skip
     rng.choice(choices)()
 

@@ -24,7 +24,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rules import read_rules
 from halflabel.methods.parts.label_graph import from_file
 from halflabel.questions.choose import read_questions
-from halflabel.runs.export.metadata import ModelMetadata
+from halflabel.runs.export.metadata import read_description
 from halflabel.runs.folder import RunFolder
 from halflabel.system.validate import check_fields
 
@@ -155,13 +155,13 @@ def test_what_an_export_says_of_itself(data: st.DataObject) -> None:
     }
     good: dict[str, Any] = {
         "halflabel": {"layout": 1}, "classes": ["a"], "thresholds": [0.5], "calibration": {}, "preprocess": preprocess,
-        "backbone": "tiny", "method": "bce", "options": {}, "tune": "head",
+        "backbone": "tiny", "method": "bce", "options": {}, "tune": "head", "mirror": False,
     }  # fmt: skip
-    ModelMetadata.from_dict(good, "x")
+    read_description(good, "x")
     where = data.draw(st.sampled_from([good, preprocess]))
     where[data.draw(st.sampled_from(sorted(where)))] = data.draw(documents)
     with suppress(UserError):
-        ModelMetadata.from_dict(good, "x")
+        read_description(good, "x")
 
 
 @few

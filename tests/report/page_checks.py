@@ -24,6 +24,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.report.run_page import MAX_PAGE_BYTES
 from halflabel.runs.folder import RunFolder
+from halflabel.system.files import write_csv, write_json
 from halflabel.system.rng import uniform
 
 VOID = {"br", "hr", "img", "input", "meta"}
@@ -59,15 +60,15 @@ def random_run(
         held = table.subset(at)
         logits = torch.from_numpy(truth[at] + 4 * uniform(5, at[:, None], np.arange(len(names))) - 3).float()
         logits[4] = math.nan  # one that could not be read
-        run.write_csv("bad_images.csv", ["image", "path", "reason"], [[held.images[4], "/secret/place", "truncated"]])
+        write_csv(run / "bad_images.csv", ["image", "path", "reason"], [[held.images[4], "/secret/place", "truncated"]])
         labels = torch.from_numpy(held.dense())
         cuts = torch.linspace(0.4, 0.6, len(names))
         evaluation = measure(logits, labels, held.classes, Decisions(Calibration(), cuts))
-        run.write_json("thresholds.json", dict(zip(held.classes, cuts.tolist(), strict=True)))
-        run.write_json("calibration.json", {"slope": 1.0, "offset": 0.0, "known": 10})
-        run.write_json("metrics.json", {"protocol": "held-out images", **evaluation.overall})
-        run.write_csv(
-            "per_label.csv", list(evaluation.per_class[0]), [list(row.values()) for row in evaluation.per_class]
+        write_json(run / "thresholds.json", dict(zip(held.classes, cuts.tolist(), strict=True)))
+        write_json(run / "calibration.json", {"slope": 1.0, "offset": 0.0, "known": 10})
+        write_json(run / "metrics.json", {"protocol": "held-out images", **evaluation.overall})
+        write_csv(
+            run / "per_label.csv", list(evaluation.per_class[0]), [list(row.values()) for row in evaluation.per_class]
         )
         run.write_scores(Scores(held.images, held.classes, logits.numpy(), np.zeros(len(at), np.int8), "held-out"))
     return run

@@ -22,13 +22,14 @@ from halflabel.report.quality_sections import training_section
 from halflabel.report.run_facts import FEW_POSITIVES, read_run_facts
 from halflabel.report.run_page import build_page, write_report
 from halflabel.runs.folder import RunFolder
+from halflabel.system.files import write_json
 
 
 def test_page_shows_the_metrics_of_the_run(tmp_path: Path) -> None:
     run = random_run(tmp_path / "first", images=45)
     text = build_page(run)
     page = check(text)
-    overall = run.read_json("metrics.json")
+    overall = run.read_object("metrics.json")
     for title, key in (("mAP", "mAP"), ("micro F1", "micro_f1"), ("macro F1", "macro_f1")):
         assert f"{title} {100 * overall[key]:.1f} " in page.text
     assert f"calibration error {overall['ECE']:.3f}" in page.text
@@ -189,7 +190,7 @@ def test_labels_of_a_model_are_not_among_what_was_known_of_held_out_images(tmp_p
 def test_page_shows_settings_without_folders_and_when_it_was_trained(tmp_path: Path) -> None:
     run = random_run(tmp_path / "run")
     assert "; trained" not in build_page(run)
-    run.write_json("made.json", {"trained": "wan: <b>", "time": "2031-02-03T04:05:06Z", "halflabel": "9.8.7"})
+    write_json(run / "made.json", {"trained": "wan: <b>", "time": "2031-02-03T04:05:06Z", "halflabel": "9.8.7"})
     options = {"vectors": "/secret/place/glove.txt", "graph": "cooccurrence", "side": "C:\\secret\\place\\birds.csv"}
     secret = {"weights": "/secret/place/w.pt", "begin_from": "/secret/place/before", "later": "/secret/place"}
     run.write_config({**run.read_config(), **secret, "options": options})
@@ -200,7 +201,7 @@ def test_page_shows_settings_without_folders_and_when_it_was_trained(tmp_path: P
     assert "options vectors = glove.txt, graph = cooccurrence, side = birds.csv" in page.text
     for shown in ("backbone tiny", "size 32", "epochs 3", "lr 0.1"):
         assert shown in page.text
-    run.write_json("made.json", ["2031"])
+    write_json(run / "made.json", ["2031"])
     with pytest.raises(UserError, match=r"made\.json is damaged"):
         build_page(run)
 

@@ -30,6 +30,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
 from halflabel.runs.new_run import continue_training
 from halflabel.runs.train import train
+from halflabel.system.files import write_json
 from halflabel.system.reporter import Reporter
 
 
@@ -52,7 +53,7 @@ def files(run: RunFolder) -> list[Path]:
 
 
 def test_the_run_states_its_assumption_and_estimates(run: RunFolder) -> None:
-    calibration, metrics = run.read_calibration(), run.read_metrics()
+    calibration, metrics = run.read_calibration(), run.read_object("metrics.json")
     assert "at random" in calibration.assumption
     assert calibration.assumption in metrics["protocol"]
     assert (
@@ -106,7 +107,7 @@ def test_exports_keep_curves_and_thresholds_per_class(run: RunFolder, files: lis
 def test_a_calibration_of_other_classes_is_refused(run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy = RunFolder.open(tmp_path / "run")
-    copy.write_json("calibration.json", Calibration(class_slope=(1.0, 2.0), class_offset=(0.0, 0.0)).as_json())
+    write_json(copy / "calibration.json", Calibration(class_slope=(1.0, 2.0), class_offset=(0.0, 0.0)).as_json())
     with pytest.raises(UserError, match="damaged"):
         copy.read_calibration()
 

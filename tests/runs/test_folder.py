@@ -22,6 +22,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
+from halflabel.system.files import write_csv, write_json
 
 TABLE = Table.from_dense(
     [[1, 0, -1], [0, 0, 0], [-1, 1, 0]], images=["b/1.jpg", "unlabelled", "ä"], classes=["z", "never used", "a,b"]
@@ -52,11 +53,11 @@ def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.start(Labels.of(TABLE), {"old": 1})
     run.write_log([{"epoch": 1}])
-    run.write_json("calibration.json", {"slope": 3})
-    run.write_json("thresholds.json", {})
-    run.write_json("metrics.json", {})
+    write_json(run / "calibration.json", {"slope": 3})
+    write_json(run / "thresholds.json", {})
+    write_json(run / "metrics.json", {})
     run.write_text("model_card.md", "old")
-    run.write_csv("per_label.csv", ["a"], [[1]])
+    write_csv(run / "per_label.csv", ["a"], [[1]])
     run.write_scores(held_out_scores())
     (run.checkpoints / "head").mkdir(parents=True)
     (run.checkpoints / "head" / "old").write_text("old")
@@ -151,15 +152,14 @@ def test_the_log_reads_back_and_its_csv_has_every_column(tmp_path: Path) -> None
 
 def test_nan_is_null_in_json(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.write_json("metrics.json", {"mAP": math.nan, "n": np.int64(3), "list": np.array([1.0, math.inf])})
+    write_json(run / "metrics.json", {"mAP": math.nan, "n": np.int64(3), "list": np.array([1.0, math.inf])})
     text = (tmp_path / "metrics.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {"mAP": None, "n": 3, "list": [1.0, None]}
-    assert run.read_json("metrics.json")["n"] == 3
+    assert run.read_object("metrics.json")["n"] == 3
     (tmp_path / "metrics.json").write_text("{")
-    with pytest.raises(UserError, match="missing or damaged"):
-        run.read_json("metrics.json")
-    with pytest.raises(UserError, match="missing or damaged"):
-        run.read_json("none.json")
+    with pytest.raises(UserError, match="is not JSON"):
+        run.read_object("metrics.json")
+    assert run.read_object("none.json") == {}
 
 
 def held_out_scores() -> Scores:
@@ -220,15 +220,10 @@ def test_damaged_scores_are_a_user_error(tmp_path: Path, change: dict[str, Any])
             read()
 
 
-@pytest.mark.parametrize(
-    ("file", "method"), [("metrics", "read_metrics"), ("env", "read_env"), ("made", "read_completion")]
-)
-def test_json_files_must_hold_objects(tmp_path: Path, file: str, method: str) -> None:
-    run = RunFolder(tmp_path)
-    assert getattr(run, method)() == {}
-    run.write_json(f"{file}.json", [1])
+def test_json_files_must_hold_objects(tmp_path: Path) -> None:
+    write_json(tmp_path / "env.json", [1])
     with pytest.raises(UserError, match="is damaged"):
-        getattr(run, method)()
+        RunFolder(tmp_path).read_object("env.json")
 
 
 def test_paths_that_are_not_utf8_are_written_unchanged(tmp_path: Path) -> None:
@@ -243,14 +238,14 @@ def test_the_completion_time_is_written_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
     run.write_completion("bce: cross-entropy")
-    content = run.read_json("made.json")
+    content = run.read_object("made.json")
     assert content["trained"] == "bce: cross-entropy"
     assert content["halflabel"] == __version__
     assert content["time"].endswith("Z")
     assert before <= datetime.fromisoformat(content["time"]) <= datetime.now(UTC)
-    run.write_json("made.json", {"time": "2031-02-03T04:05:06Z"})
+    write_json(run / "made.json", {"time": "2031-02-03T04:05:06Z"})
     run.write_completion("bce: cross-entropy")  # a finished run that is resumed
-    assert run.read_json("made.json") == {"time": "2031-02-03T04:05:06Z"}
+    assert run.read_object("made.json") == {"time": "2031-02-03T04:05:06Z"}
 
 
 def test_the_environment_names_versions(tmp_path: Path) -> None:
@@ -258,7 +253,7 @@ def test_the_environment_names_versions(tmp_path: Path) -> None:
 
     run = RunFolder(tmp_path)
     run.write_env("cpu")
-    content = run.read_json("env.json")
+    content = run.read_object("env.json")
     assert content["halflabel"] == __version__
     assert content["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert content["device"] == "cpu"

@@ -85,7 +85,7 @@ def test_a_batch_is_computed_as_its_images_one_by_one() -> None:
 
 def test_exported_models_decide_like_the_run(run: RunFolder, photos: tuple[Path, Table], tmp_path: Path) -> None:
     predictor = Model.open(run)
-    assert run.read_json("metrics.json")["mAP"] > 0.9
+    assert run.read_object("metrics.json")["mAP"] > 0.9
     folder, table = photos
     expected = predictor.logits(open_images(table.images, folder, predictor.views))
     assert torch.isfinite(expected).all()

@@ -87,9 +87,9 @@ def test_a_resumed_run_writes_the_file_of_an_uninterrupted_one(
 def test_patience_does_not_apply_to_linear_init(tmp_path: Path, folder: Path) -> None:
     # A head that learns nothing never gets better after its first epoch.
     config = dataclasses.replace(ALL, patience=1, linear_init=5, linear_lr=0.0)
-    head = Break()
-    go(tmp_path / "run", folder, config, init_callback=head)
-    assert head.epochs == 5
+    counting = Break()
+    go(tmp_path / "run", folder, config, reporter=Reporter(callback=counting))
+    assert counting.epochs > 5
 
 
 def test_a_run_interrupted_while_computing_features_is_resumed(tmp_path: Path, folder: Path, first_run: Path) -> None:

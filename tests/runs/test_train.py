@@ -18,7 +18,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
-from halflabel.runs.train import train
+from halflabel.runs.train import TrainingJob, train
 from halflabel.system.reporter import Reporter
 
 
@@ -32,12 +32,12 @@ def test_the_files_of_a_run(tmp_path: Path, folder: Path) -> None:
         "model_card.md", "per_label.csv", "repro.sh", "scores.parquet", "thresholds.json",
     }  # fmt: skip
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
-    assert run.read_json("metrics.json")["mAP"] == pytest.approx(evaluation.overall["mAP"])
+    assert run.read_object("metrics.json")["mAP"] == pytest.approx(evaluation.overall["mAP"])
     assert evaluation.overall["mAP"] > 0.9  # bright or not is easy
     assert evaluation.overall["images"] == 6
     assert run.read_labels() == TABLE
     assert Config.from_dict(run.read_config()) == HEAD
-    assert run.read_json("thresholds.json").keys() == set(CLASSES)
+    assert run.read_object("thresholds.json").keys() == set(CLASSES)
     assert (run / "bad_images.csv").read_text() == "image,path,reason\n"
     assert not list(run.folder.rglob("*.tmp"))
 
@@ -162,7 +162,7 @@ def test_positives_only_have_assumed_and_estimated_metrics(tmp_path: Path, folde
     go(tmp_path / "run", folder, config, POSITIVES)
     run = RunFolder(tmp_path / "run")
     assert all("assumed_mAP" in line and "mAP" not in line for line in run.read_log())
-    assert len(set(run.read_json("thresholds.json").values())) == 1
+    assert len(set(run.read_object("thresholds.json").values())) == 1
     assert run.read_calibration().assumption in (run / "model_card.md").read_text()
     assert "estimated precision" in (run / "model_card.md").read_text()
 
@@ -192,7 +192,7 @@ def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Pat
     counts = [(row["present"], row["absent"]) for row in fitted.per_class]
     assert counts == [(int((people[:, c] > 0).sum()), int((people[:, c] < 0).sum())) for c in range(3)]
     left_out = TABLE.subset(held).known - np.count_nonzero(people)
-    assert f"{left_out} labels made by a model are not used" in run.read_metrics()["protocol"]
+    assert f"{left_out} labels made by a model are not used" in run.read_object("metrics.json")["protocol"]
     # Removing the labels of the model changes no metric.
     predictor = Model.open(run)
     without_model_labels = predictor.evaluate(TABLE.keep(~is_model_made), folder)
@@ -248,14 +248,16 @@ def test_the_log_compares_guesses_with_the_truth(tmp_path: Path, folder: Path) -
     shuffled = TABLE.subset(order, np.array([2, 0, 1]))
     config = dataclasses.replace(HEAD, method="curriculum", options={"theta": 0.1, "relabel_at": "10,12"}, epochs=12)
     run = RunFolder(tmp_path / "run")
-    train(known, folder, config, run, truth=shuffled)
+    TrainingJob(Labels.of(known), folder, config, run, truth=shuffled).start()
     first, second = (line for line in run.read_log() if "tp_rate" in line)
     assert first["epoch"] == 9
     assert second["label_proportion"] >= first["label_proportion"] > 0.5
     assert second["accuracy"] > 0.7  # bright or not is easy
     assert run.read_truth() == TABLE
+    other, few = RunFolder(tmp_path / "other"), TABLE.subset(classes=np.array([1, 2]))
+    job = TrainingJob(Labels.of(known), folder, config, other, truth=few)
     with pytest.raises(UserError, match="hidden labels have no class 'red'"):
-        train(known, folder, config, RunFolder(tmp_path / "other"), truth=TABLE.subset(classes=np.array([1, 2])))
+        job.start()
     assert not (tmp_path / "other" / "config.yaml").exists()
 
 

@@ -197,8 +197,7 @@ def advice(advice: Advice, *, all_methods: bool) -> None:
     """Print the methods that suit these labels, or the best one, with reasons and cautions."""
     console.print(f"\n[bold]{escape(advice.regime)}[/]")
     for caution in advice.cautions:
-        if caution.kind != "known share":  # the counts of the labels say it already
-            paragraph(f"• {escape(caution.message)}")
+        paragraph(f"• {escape(caution.message)}")
     if advice.methods and not all_methods:
         choice(advice.measured)
     elif advice.methods:

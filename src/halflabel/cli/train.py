@@ -38,6 +38,7 @@ from halflabel.methods import base
 from halflabel.questions.choose import weigh_answers
 from halflabel.runs import folder as run_folder
 from halflabel.runs import from_nothing, new_run
+from halflabel.runs import train as runs_train
 from halflabel.system import distributed, gpu_memory, signals
 from halflabel.system.files import absolute_path, read_yaml
 from halflabel.system.format import counted
@@ -132,7 +133,7 @@ def train(
         else:
             assert labels is not None
             job = _new_job(read, labels, images, method, run, training, earlier)
-            job = job._replace(truth=None if truth is None else read(truth).table())
+            job = replace(job, truth=None if truth is None else read(truth).table())
         if dry_run:
             _show_job(job, images)
             return
@@ -147,7 +148,7 @@ def _new_job(
     run: run_folder.RunFolder,
     training: dict[str, Any],
     earlier: dict[str, Any] | None,
-) -> new_run.TrainingJob:
+) -> runs_train.TrainingJob:
     """Read the labels and choose the configuration of a new run, `earlier` with changes if given."""
     label_import, training["group"] = read.grouped(labels, training.get("group"))
     table = label_import.table()
@@ -169,21 +170,21 @@ def _new_job(
         given = {name: value for name, value in training.items() if value is not None}
         config = new_run.change_config(Config.from_dict(earlier), choice.method, given, options, place)
     assemblies.Assembly(config).check_fit(training, table)
-    return new_run.TrainingJob(label_import.rows, images, config, run)
+    return runs_train.TrainingJob(label_import.rows, images, config, run)
 
 
 def _job_of_names(
     classes: list[str], images: Path, run: run_folder.RunFolder, training: dict[str, Any]
-) -> new_run.TrainingJob:
+) -> runs_train.TrainingJob:
     """Return the training of a run without labels, by class names alone."""
     rows = from_nothing.without_labels(images, classes)
     training = {"workers": 2, "names": "on", **training}
     choice = auto.choose(rows.training.stats, method=from_nothing.FROM_NOTHING)
     config = new_run.make_config(choice, training, training.pop("options"), absolute_path(images))
-    return new_run.TrainingJob(rows, images, replace(config, from_nothing=True), run)
+    return runs_train.TrainingJob(rows, images, replace(config, from_nothing=True), run)
 
 
-def _show_job(job: new_run.TrainingJob, images: Path) -> None:
+def _show_job(job: runs_train.TrainingJob, images: Path) -> None:
     """Print what a training would do, and the command that does it."""
     config, run = job.config, job.run
     table = job.labels.training
@@ -204,7 +205,7 @@ def _continue(
     answers: Path | None,
     out: Path | None,
     force: bool,
-) -> new_run.TrainingJob:
+) -> runs_train.TrainingJob:
     """Return the training of a new run that starts from a finished one, with more labels."""
     target = out or run_folder.next_run_folder(finished.folder)
     run = distributed.run_on_main(lambda: run_folder.RunFolder.create(target, force=force))
@@ -220,9 +221,10 @@ def _continue(
     return new_run.continue_training(finished, run, answers=rows, images=images)
 
 
-def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
+def _run_job(job: runs_train.TrainingJob, loggers: list[str], engine: str) -> None:
     """Train with progress bars, then print the evaluation and the next step."""
-    epoch_bar, head_bar = TrainingBar(), TrainingBar("head")
+    epoch_bar, images = TrainingBar(), job.images
+    assert isinstance(images, Path)
     callback: callbacks.Callback = epoch_bar
     run, config = job.run, job.config
     if loggers and distributed.is_main():
@@ -236,13 +238,13 @@ def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
     console.print(f"\nTraining {trained} {config.backbone} by [bold]{method}[/] in {escape(run.address)}")
 
     features, fits = Bar("features"), Bar("fits", "fits")
-    with use_engine(engine), _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:
-        evaluation = job.start(Reporter(features, show.message, callback, fits=fits), init_callback=head_bar)
+    with use_engine(engine), _resumable(run), warnings_in_a_line(), epoch_bar, features, fits:
+        evaluation = job.start(Reporter(features, show.message, callback, fits=fits))
     begun = run_folder.RunFolder(Path(config.begin_from)).read_rows() if config.begin_from else None
     if evaluation is not None:
         show.evaluation(evaluation, of_training=True)
         if has_too_few(evaluation.overall):
-            words = ("next", run.folder, job.images, "--count", "30", "--control", "1")
+            words = ("next", run.folder, images, "--count", "30", "--control", "1")
             show.next_command(*words, title="Too few to say: answer 30 random questions")
         if begun is not None and (added := int((job.labels.weight > 0).sum()) - int((begun.weight > 0).sum())):
             change = "now count here too" if job.labels.is_asked else "may have corrected the probabilities"
@@ -252,11 +254,11 @@ def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
     if run.store is not None:
         return
     if begun is not None:
-        show.next_command(*fill_words(run.folder, job.images, len(job.labels.images) > len(begun.images)))
+        show.next_command(*fill_words(run.folder, images, len(job.labels.images) > len(begun.images)))
     elif not len(job.labels):  # a review asks for the first ones
-        show.next_command("review", run.folder, job.images)
+        show.next_command("review", run.folder, images)
     else:
-        show.next_command("report", run.folder, "--images", job.images)
+        show.next_command("report", run.folder, "--images", images)
 
 
 def _moved_images(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,18 +32,13 @@ class Caution(NamedTuple):
     classes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """The kind of labels, the methods to try in that order, and possible problems."""
 
     regime: str
-    methods: tuple[Suggestion, ...]
-    cautions: tuple[Caution, ...]
-    measured: tuple[str, ...] = ()  # the methods that `train` measures
-
-
-_PROPAGATE = Suggestion("ss-rml", "copies labels to the images that have none, from their nearest labelled images")
-_ROBUST = Suggestion("rml", "if labels may be wrong, which a table cannot show: its loss limits the harm of each")
+    methods: list[Suggestion]
+    cautions: list[Caution]
+    measured: list[str]  # the methods that `train` measures
 
 
 def advise(stats: Stats) -> Advice:
@@ -53,13 +47,14 @@ def advise(stats: Stats) -> Advice:
     The methods are those of `halflabel.fitting.auto`, so that `inspect` and `compare` agree. `ss-rml` is
     added if some images have no label at all, and `rml` always, for labels that may be wrong: a table cannot show that.
     """
-    methods = [Suggestion(choice.method, choice.why) for choice in suited(stats)]
-    also = [_PROPAGATE] if stats.unlabelled_share > 0 else []
+    methods = {choice.method: choice.why for choice in suited(stats)}
+    if methods and stats.unlabelled_share > 0:
+        methods.setdefault("ss-rml", "copies labels to the images that have none, from their nearest labelled images")
     if methods:
-        listed = {suggestion.method for suggestion in methods}
-        methods += [suggestion for suggestion in (*also, _ROBUST) if suggestion.method not in listed]
-    names = tuple(map(str, choose(stats).candidates)) if methods else ()
-    return Advice(describe_labels(stats), tuple(methods), tuple(_cautions(stats)), names)
+        methods.setdefault("rml", "if labels may be wrong, which a table cannot show: its loss limits the harm of each")
+    names = [str(choice) for choice in choose(stats).candidates] if methods else []
+    suggestions = [Suggestion(*pair) for pair in methods.items()]
+    return Advice(describe_labels(stats), suggestions, _cautions(stats), names)
 
 
 def describe_labels(stats: Stats) -> str:
@@ -92,66 +87,40 @@ def names_rows(evaluation: Evaluation, likeness: NDArray[np.float32]) -> list[tu
 def _cautions(stats: Stats) -> list[Caution]:
     if not stats.known:
         return [Caution("no labels", "No label is known: label some images, or check how the label file was read.")]
-    entries = stats.images * stats.classes
-    cautions = [
-        Caution(
-            "known share", f"{_percent(stats.known, entries)} of all labels are known: {stats.known:,} of {entries:,}."
-        )
-    ]
-    without = stats.images - stats.labelled_images
-    if without:
-        cautions.append(
-            Caution(
-                "unlabelled images", f"{without:,} images ({_percent(without, stats.images)}) have no label at all."
-            )
-        )
+    cautions = []
+    if without := stats.images - stats.labelled_images:
+        share = f"{100 * without / stats.images:.3g} %"
+        cautions.append(Caution("unlabelled images", f"{without:,} images ({share}) have no label at all."))
     if assumption := {
         "single-positive": "the label of an image was chosen at random among its present classes",
         "positives-only": "each present label had the same chance of being given",
     }.get(stats.regime):
-        cautions.append(
-            Caution(
-                "assumption",
-                f"Probabilities will assume that {assumption}.",
+        cautions.append(Caution("assumption", f"Probabilities will assume that {assumption}."))
+    if stats.regime == "full" and stats.negatives.any():  # as if unlisted labels had been read as absent
+        one_each = stats.classes > 2 and int(stats.positives_per_image[1:2].sum()) == stats.labelled_images
+        why = "exactly one class is present" if one_each else f"all {stats.classes} classes are known"
+        if one_each or stats.classes >= MANY_CLASSES:
+            message = (
+                f"In every labelled image {why} and the rest absent: was each really checked? If the file lists only "
+                "present labels, read unlisted ones as unknown."
             )
-        )
-    if stats.regime == "full" and stats.negatives.any():
-        cautions.extend(_assumed_absent(stats))
-
+            cautions.append(Caution("assumed absent", message))
     never = stats.positives + stats.negatives == 0
-    few = ~never & (stats.positives < FEW_POSITIVES)
-    # If no class has a negative, that is the regime, not a problem of a class.
-    no_negative = ~never & (stats.negatives == 0) & bool(stats.negatives.any())
-    cautions += _about("never known", "without any known label, so that nothing can be learned", never, stats)
-    cautions += _about("few positives", f"with fewer than {FEW_POSITIVES} known positives", few, stats)
-    cautions += _about("no negatives", "never known absent, so that scores cannot be evaluated", no_negative, stats)
+    for kind, problem, which in (
+        ("never known", "without any known label, so that nothing can be learned", never),
+        (
+            "few positives",
+            f"with fewer than {FEW_POSITIVES} known positives",
+            ~never & (stats.positives < FEW_POSITIVES),
+        ),
+        (  # if no class has a negative, that is the regime, not a problem of a class
+            "no negatives",
+            "never known absent, so that scores cannot be evaluated",
+            ~never & (stats.negatives == 0) & bool(stats.negatives.any()),
+        ),
+    ):
+        if len(classes := np.flatnonzero(which)):
+            names = ", ".join(stats.class_names[c] for c in classes[:5]) + (", …" if len(classes) > 5 else "")
+            message = f"{counted(len(classes), 'class', 'classes')} {problem}: {names}."
+            cautions.append(Caution(kind, message, tuple(classes.tolist())))
     return cautions
-
-
-def _assumed_absent(stats: Stats) -> list[Caution]:
-    """Warn about full labels that look as if unlisted labels had been read as absent."""
-    one_each = stats.classes > 2 and int(stats.positives_per_image[1:2].sum()) == stats.labelled_images
-    if not one_each and stats.classes < MANY_CLASSES:
-        return []
-    why = "exactly one class is present" if one_each else f"all {stats.classes} classes are known"
-    return [
-        Caution(
-            "assumed absent",
-            f"In every labelled image {why} and the rest absent: was each really checked? If the file lists only "
-            "present labels, read unlisted ones as unknown.",
-        )
-    ]
-
-
-def _about(kind: str, problem: str, which: NDArray[np.bool_], stats: Stats) -> list[Caution]:
-    """Return a caution with the number of classes and the names of the first few, if there are any."""
-    classes = np.flatnonzero(which)
-    if not len(classes):
-        return []
-    names = ", ".join(stats.class_names[c] for c in classes[:5]) + (", …" if len(classes) > 5 else "")
-    noun = "class" if len(classes) == 1 else "classes"
-    return [Caution(kind, f"{len(classes):,} {noun} {problem}: {names}.", tuple(classes.tolist()))]
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.3g} %"

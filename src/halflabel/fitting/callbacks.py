@@ -55,97 +55,86 @@ for _name in [name for name in vars(Callback) if name.startswith("on_")]:
     setattr(CallbackList, _name, partialmethod(CallbackList._call_each, _name))
 
 
-class TensorBoard(Callback):
-    """Writes the numbers of each epoch, and of the evaluation, to event files; needs the package `tensorboard`."""
+class Logger(Callback):
+    """Sends the finite numbers of each epoch, and at the end those of the evaluation, to another program."""
 
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder))
+    def __init__(self, log: Callable[[dict[str, float], int], object], end: Callable[[dict[str, float]], None]) -> None:
+        self.log, self.end = log, end
 
     def on_epoch_end(self, log: EpochLog) -> None:
-        for name, value in _numbers(log).items():
-            self.writer.add_scalar(name, value, log["epoch"])
-        self.writer.flush()
+        self.log(_numbers({name: value for name, value in log.items() if name != "epoch"}), log["epoch"])
 
     def on_training_end(self, metrics: Mapping[str, Any]) -> None:
-        for name, value in _numbers(metrics).items():
-            self.writer.add_scalar(f"evaluation/{name}", value)
-        self.writer.close()
-
-
-class MLflow(Callback):
-    """Logs a training as an MLflow run: settings, the numbers of each epoch, the evaluation; needs `mlflow`.
-
-    Where it goes is set by MLflow's own variables, such as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. The run
-    folder keeps the number of the MLflow run in mlflow.txt, so that a resumed training goes on in it.
-    """
-
-    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, *, resume: bool) -> None:
-        import mlflow
-
-        self.mlflow, place = mlflow, folder / "mlflow.txt"
-        before = place.read_text(encoding="utf-8").strip() if resume and place.is_file() else None
-        try:
-            run = mlflow.start_run(run_id=before, run_name=None if before else name)
-            if before is None:
-                mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
-        except mlflow.exceptions.MlflowException as error:
-            fix = "name a store that it can write: export MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
-            raise UserError(f"MLflow cannot log this training: {error_summary(error)}", fix) from None
-        place.write_text(run.info.run_id, encoding="utf-8")
-
-    def on_epoch_end(self, log: EpochLog) -> None:
-        self.mlflow.log_metrics(_numbers(log), step=log["epoch"])
-
-    def on_training_end(self, metrics: Mapping[str, Any]) -> None:
-        self.mlflow.log_metrics({f"evaluation/{name}": value for name, value in _numbers(metrics).items()})
-        self.mlflow.end_run()
-
-
-class WeightsAndBiases(Callback):
-    """Logs a training as a Weights & Biases run: settings, the numbers of each epoch, the evaluation; needs `wandb`.
-
-    Where it goes is set by its own variables, such as WANDB_PROJECT and WANDB_MODE=offline. The run folder keeps the
-    number of the run in wandb.txt, so that a resumed training goes on in it.
-    """
-
-    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, *, resume: bool) -> None:
-        import wandb
-
-        place = folder / "wandb.txt"
-        before = place.read_text(encoding="utf-8").strip() if resume and place.is_file() else None
-        how: dict[str, Any] = {} if before is None else {"id": before, "resume": "allow"}
-        self.run = wandb.init(name=name, config=dict(settings), dir=str(folder), **how)
-        place.write_text(str(self.run.id), encoding="utf-8")
-
-    def on_epoch_end(self, log: EpochLog) -> None:
-        self.run.log(_numbers(log), step=log["epoch"])
-
-    def on_training_end(self, metrics: Mapping[str, Any]) -> None:
-        self.run.summary.update({f"evaluation/{name}": value for name, value in _numbers(metrics).items()})
-        self.run.finish()
+        self.end({f"evaluation/{name}": value for name, value in _numbers(metrics).items()})
 
 
 def make_loggers(
     names: Iterable[str], run: str, settings: Mapping[str, Any], folder: Path, *, resume: bool = False
 ) -> list[Callback]:
-    """Make the named loggers; `resume` goes on in the run that a logger had begun."""
-    makers: dict[str, Callable[[], Callback]] = {
-        "tensorboard": lambda: TensorBoard(folder / "tensorboard"),
-        "mlflow": lambda: MLflow(run, settings, folder, resume=resume),
-        "wandb": lambda: WeightsAndBiases(run, settings, folder, resume=resume),
-    }
-    loggers = []
+    """Make the named loggers: "tensorboard", "mlflow" or "wandb", each a package that must be installed.
+
+    Where MLflow and Weights & Biases log to is set by their own variables, such as MLFLOW_TRACKING_URI or
+    WANDB_MODE=offline. The run folder keeps their number of the run, in which `resume` goes on.
+    """
+    makers = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
+    loggers: list[Callback] = []
     for name in names:
+        place = folder / f"{name}.txt"
+        before = place.read_text(encoding="utf-8").strip() if resume and place.is_file() else None
         try:
-            loggers.append(makers[name]())
+            logger, number = makers[name](run, settings, folder, before)
         except ImportError as error:
             raise missing_package(error, name) from None
+        if number:
+            place.write_text(number, encoding="utf-8")
+        loggers.append(logger)
     return loggers
 
 
+def _tensorboard(run: str, settings: Mapping[str, Any], folder: Path, before: str | None) -> tuple[Logger, str]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(numbers: dict[str, float], epoch: int | None = None) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, epoch)
+        writer.flush()
+
+    return Logger(log, log), ""
+
+
+def _mlflow(run: str, settings: Mapping[str, Any], folder: Path, before: str | None) -> tuple[Logger, str]:
+    import mlflow
+
+    try:
+        started = mlflow.start_run(run_id=before, run_name=None if before else run)
+        if before is None:
+            mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
+    except mlflow.exceptions.MlflowException as error:
+        fix = "name a store that it can write: export MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
+        raise UserError(f"MLflow cannot log this training: {error_summary(error)}", fix) from None
+
+    def end(numbers: dict[str, float]) -> None:
+        mlflow.log_metrics(numbers)
+        mlflow.end_run()
+
+    return Logger(lambda numbers, epoch: mlflow.log_metrics(numbers, step=epoch), end), started.info.run_id
+
+
+def _wandb(run: str, settings: Mapping[str, Any], folder: Path, before: str | None) -> tuple[Logger, str]:
+    import wandb
+
+    how: dict[str, Any] = {} if before is None else {"id": before, "resume": "allow"}
+    started = wandb.init(name=run, config=dict(settings), dir=str(folder), **how)
+
+    def end(numbers: dict[str, float]) -> None:
+        started.summary.update(numbers)
+        started.finish()
+
+    return Logger(lambda numbers, epoch: started.log(numbers, step=epoch), end), str(started.id)
+
+
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers, without the epoch itself."""
-    numbers = {key: float(value) for key, value in values.items() if isinstance(value, int | float) and key != "epoch"}
+    numbers = {key: float(value) for key, value in values.items() if isinstance(value, int | float)}
     return {key: value for key, value in numbers.items() if math.isfinite(value)}

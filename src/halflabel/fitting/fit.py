@@ -158,7 +158,6 @@ class Watch:
 
     reporter: Reporter = SILENT
     callback: Callback | None = None
-    init_callback: Callback | None = None  # in the epochs of the head alone
     folder: Path | None = None
     resume: bool = False
     truth: Table | None = None
@@ -498,11 +497,10 @@ class _Batches:
         rate = config.lr if config.linear_lr is None else config.linear_lr
         # Early stopping applies to the training afterwards; the head has a fixed number of epochs.
         first = dataclasses.replace(config, epochs=config.linear_init, lr=rate, patience=0, compile="no")
-        callback = self.watch.init_callback or self.watch.callback
         with warnings.catch_warnings():  # what starts later has the epochs after these
             warnings.filterwarnings("ignore", ".* never starts in ")
             place = None if folder is None else folder / "head"
-            return self._epochs(Model(None, head), method, self.inputs.features, first, place, callback).log
+            return self._epochs(Model(None, head), method, self.inputs.features, first, place, self.watch.callback).log
 
     def _epochs(
         self,

@@ -109,8 +109,8 @@ def read_run_facts(run: RunFolder) -> RunFacts:
         training=np.flatnonzero(run.split_of(labels.images) == 0),
         log=run.read_log(),
         held_out=_read_held_out(run, labels.people),
-        env=run.read_env(),
-        made=run.read_completion(),
+        env=run.read_object("env.json"),
+        made=run.read_object("made.json"),
         unreadable=len(run.read_csv("bad_images.csv")),
         finished=run.weights.exists(),
     )
@@ -126,7 +126,7 @@ def is_comparison(folder: Path) -> bool:
 
 
 def _read_held_out(run: RunFolder, table: Table) -> HeldOutResults | None:
-    metrics, scores = run.read_metrics(), run.read_scores()
+    metrics, scores = run.read_object("metrics.json"), run.read_scores()
     if not metrics or scores is None:  # unfinished, or nothing was held out
         return None
     if scores.classes != table.classes:

@@ -1,6 +1,6 @@
 """The run folder: the settings, labels, log, weights and results of one training run.
 
-Only this module knows the file names inside a run.
+Only this module knows the file names inside a run. Of several processes only the first one may write.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import wraps
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal
 
 import numpy as np
 import yaml
@@ -40,11 +40,9 @@ from halflabel.runs.run_files import (
     verify_checksum,
     with_checksum,
     write_checksums,
-    write_digests,
     write_scores,
 )
 from halflabel.runs.store import OCCUPIED_FIX, RunStore
-from halflabel.system import distributed
 from halflabel.system.files import (
     atomic_write,
     cache_folder,
@@ -78,19 +76,6 @@ _RESULT_FILES = (
     "truth.parquet",
 )
 
-P = ParamSpec("P")
-
-
-def _first_process_only(write: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a writer so that, of several processes, only the first writes."""
-
-    @wraps(write)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        if distributed.is_main():
-            write(*args, **kwargs)
-
-    return guarded
-
 
 class _PathInRun:
     """An attribute that is the path of a file or folder inside the run."""
@@ -112,7 +97,7 @@ class RunFolder:
     checkpoints = _PathInRun("last")
     labels = _PathInRun("labels.parquet")
     stored_scores = _PathInRun("scores.parquet")
-    digests = _PathInRun("images.parquet")  # content digests of the images
+    digests = _PathInRun("images.parquet")  # content digests of the images; 0 of one that was never read
     bad_images = _PathInRun("bad_images.csv")
     filled = _PathInRun("filled.csv")  # default output of `fill`
     answers = _PathInRun("answers.sqlite")
@@ -174,7 +159,6 @@ class RunFolder:
         with training_lock(self.folder, lambda: None if resume else self._check_free()), in_store:
             yield
 
-    @_first_process_only
     def start(self, labels: Labels, config: Mapping[str, Any], truth: Table | None = None) -> None:
         """Remove the files of an earlier run, then write labels and settings. From now on the run can be resumed."""
         if self.store is not None:
@@ -188,12 +172,10 @@ class RunFolder:
             formats.write(truth, self / "truth.parquet")
         self.write_config(config)
 
-    @_first_process_only
     def cancel_start(self) -> None:
         """Undo `start`: a run that stopped before its first epoch cannot be resumed."""
         (self / "config.yaml").unlink(missing_ok=True)
 
-    @_first_process_only
     def remove_temporary_files(self) -> None:
         """Remove partly written files of a killed training; other programs' temporary files stay."""
         for folder in (self.checkpoints / "head", self.checkpoints / "all"):
@@ -223,59 +205,39 @@ class RunFolder:
         verify_checksum(self / "config.yaml")
         return read_yaml(self / "config.yaml", "train again")
 
-    @_first_process_only
     def write_config(self, config: Mapping[str, Any]) -> None:
         with with_checksum(self / "config.yaml"), atomic_write(self / "config.yaml") as temporary:
             temporary.write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
-    @_first_process_only
-    def write_json(self, name: str, content: Any) -> None:
-        write_json(self / name, content)
-
-    def read_json(self, name: str) -> Any:
-        fix = "finish the run with `train --resume`"
-        try:
-            return read_json(self / name, fix)
-        except UserError:
-            raise UserError(f"{self / name} is missing or damaged", fix) from None
-
-    def _read_object(self, name: str, fix: str) -> dict[str, Any]:
-        """Return the JSON object in a file, or {} if there is no such file."""
-        content = self.read_json(name) if (self / name).exists() else {}
+    def read_object(self, name: str, fix: str = "remove the file: nothing else is lost") -> dict[str, Any]:
+        """Return the JSON object in a file, such as env.json; {} if there is no such file."""
+        content = read_json(self / name, fix) if (self / name).exists() else {}
         if not isinstance(content, dict):
             raise UserError(f"{self / name} is damaged", fix)
         return content
 
-    def read_env(self) -> dict[str, Any]:
-        return self._read_object("env.json", "remove the file: nothing else is lost")
-
-    def read_completion(self) -> dict[str, Any]:
-        """Return what was trained, when training ended and with which version; empty before that."""
-        return self._read_object("made.json", "remove the file: nothing else is lost")
-
-    @_first_process_only
     def write_metrics(self, metrics: Mapping[str, Any], per_class: Sequence[Mapping[str, Any]]) -> None:
         """Write the metrics measured on held-out images, overall and per class."""
-        self.write_json("metrics.json", metrics)
+        write_json(self / "metrics.json", metrics)
         if per_class:
-            self.write_csv("per_label.csv", list(per_class[0]), [list(row.values()) for row in per_class])
+            write_csv(self / "per_label.csv", list(per_class[0]), [list(row.values()) for row in per_class])
 
-    def read_metrics(self) -> dict[str, Any]:
-        return self._read_object("metrics.json", "train again")
-
-    @_first_process_only
     def write_calibration(self, calibration: Calibration, thresholds: Mapping[str, float]) -> None:
         """Write the calibration of logits and the threshold (a probability) of each class."""
-        self.write_json("thresholds.json", thresholds)
-        self.write_json("calibration.json", calibration.as_json())
-        write_checksums(self.folder, "thresholds.json", "calibration.json")
+        write_json(self / "thresholds.json", thresholds)
+        write_json(self / "calibration.json", calibration.as_json())
+        self.write_checksums("thresholds.json", "calibration.json")
+
+    def write_checksums(self, *names: str) -> None:
+        """Write the checksums of files that were just written."""
+        write_checksums(self.folder, *names)
 
     def read_calibration(self) -> Calibration:
         """Return the calibration that turns logits into probabilities; no change where nothing was evaluated."""
         if not self.is_calibrated:
             return Calibration()
         verify_checksum(self / "calibration.json")
-        values = self.read_json("calibration.json")
+        values = self.read_object("calibration.json", "train again")
         try:
             return Calibration.from_json(values, len(self.read_thresholds()))
         except (TypeError, AttributeError, ValueError):
@@ -284,15 +246,13 @@ class RunFolder:
     def read_thresholds(self) -> dict[str, float | None]:
         """Return the probability from which each class counts as present; None for a class without known labels."""
         verify_checksum(self / "thresholds.json")
-        content = self.read_json("thresholds.json")
-        thresholds: list[Any] = list(content.values()) if isinstance(content, dict) else [""]
-        if not all(value is None or (type(value) in (int, float) and 0 <= value <= 1) for value in thresholds):
+        thresholds = self.read_object("thresholds.json", "train again")
+        if not all(value is None or (type(value) in (int, float) and 0 <= value <= 1) for value in thresholds.values()):
             raise UserError(
                 f"{self / 'thresholds.json'} is damaged: it does not map classes to probabilities", "train again"
             )
-        return dict(content)
+        return thresholds
 
-    @_first_process_only
     def write_text(self, name: str, text: str) -> None:
         with atomic_write(self / name) as temporary:
             # A path may contain bytes that are not UTF-8; they are written back unchanged.
@@ -303,34 +263,22 @@ class RunFolder:
         with suppress(OSError, UserError):  # there may be none
             self.write_text(self.fill_options.name, read_text(earlier.fill_options, "remove it"))
 
-    @_first_process_only
     def write_env(self, device: str) -> None:
-        from importlib.metadata import PackageNotFoundError, version
+        versions = {package: version(package) for package in ("torch", "torchvision", "timm", "numpy")}
+        where = {"python": sys.version.split()[0], "system": platform.platform(), "device": device}
+        write_json(self / "env.json", {**where, "halflabel": __version__, **versions})
 
-        versions = {"halflabel": __version__}
-        for package in ("torch", "torchvision", "timm", "numpy"):
-            try:
-                versions[package] = version(package)
-            except PackageNotFoundError:
-                versions[package] = "not installed"
-        self.write_json(
-            "env.json",
-            {"python": sys.version.split()[0], "system": platform.platform(), "device": device, **versions},
-        )
-
-    @_first_process_only
     def write_completion(self, trained: str) -> None:
         """Write what was trained, when training ended and with which version, unless that is already written."""
         if not (self / "made.json").exists():
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self.write_json("made.json", {"trained": trained, "time": now, "halflabel": __version__})
+            write_json(self / "made.json", {"trained": trained, "time": now, "halflabel": __version__})
 
-    @_first_process_only
     def write_log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the whole log, as JSON lines and as CSV."""
         self.write_text("log.jsonl", "".join(json.dumps(to_json_value(dict(line))) + "\n" for line in lines))
         columns = list(dict.fromkeys(key for line in lines for key in line))
-        self.write_csv("log.csv", columns, [[line.get(key, "") for key in columns] for line in lines])
+        write_csv(self / "log.csv", columns, [[line.get(key, "") for key in columns] for line in lines])
 
     def read_log(self) -> list[dict[str, Any]]:
         path = self / "log.jsonl"
@@ -343,10 +291,6 @@ class RunFolder:
         if not all(isinstance(line, dict) for line in lines):
             raise UserError(f"{path} is damaged", "remove the file: only the log is lost")
         return lines
-
-    @_first_process_only
-    def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        write_csv(self / name, header, rows)
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Return the rows of a CSV file as text; none if there is no such file."""
@@ -361,7 +305,6 @@ class RunFolder:
         except (OSError, csv.Error) as error:
             raise UserError(f"{path} cannot be read ({error})", "train again") from None
 
-    @_first_process_only
     def write_labels(self, labels: Labels) -> None:
         """Write the training labels, so that a run can be resumed even if the original file changes.
 
@@ -372,23 +315,19 @@ class RunFolder:
         self.write_text("data.hash", labels.training.digest() + "\n")
 
     def read_labels(self) -> Table:
-        """Return the training labels as a table, checked against their digest."""
-        return self._read_labels()[1]
+        """Return the training labels as a table."""
+        return self.read_rows().training
 
     def read_rows(self) -> Labels:
-        """Return the training labels as rows, one per known entry, with their sources."""
-        return self._read_labels()[0]
-
-    def _read_labels(self) -> tuple[Labels, Table]:
+        """Return the training labels as rows, one per known entry, with their sources; checked against their digest."""
         verify_checksum(self.labels)
         try:
             rows = formats.read(self.labels, format="long").rows
         except UserError as error:
             raise UserError(error.message, "start a new run") from None
-        table = rows.training
-        if read_text(self / "data.hash", "start a new run").strip() != table.digest():
+        if read_text(self / "data.hash", "start a new run").strip() != rows.training.digest():
             raise UserError(f"{self.labels} differs from the labels that were trained on", "start a new run")
-        return rows, table
+        return rows
 
     def read_answers(self) -> Labels | None:
         """Return the answers of `review` as rows about the images and classes of the run; None if there are none."""
@@ -404,7 +343,6 @@ class RunFolder:
         path = self / "truth.parquet"
         return formats.read(path, format="long").table() if path.exists() else None
 
-    @_first_process_only
     def write_scores(self, scores: Scores) -> None:
         """Write the scores that the run was evaluated by: out of fold, or of the held-out images."""
         write_scores(self.stored_scores, scores)
@@ -412,11 +350,6 @@ class RunFolder:
     def read_scores(self) -> Scores | None:
         """Return the scores that the run was evaluated by; None if nothing was held out, or training has not ended."""
         return read_scores(self.stored_scores) if self.stored_scores.exists() else None
-
-    @_first_process_only
-    def write_digests(self, images: Names, digests: NDArray[np.uint64]) -> None:
-        """Write the content digests (N,) of the images of the run; 0 of an image that was never read."""
-        write_digests(self.digests, images, digests)
 
     def unseen_scores(self, scores: Scores, digests: NDArray[np.uint64]) -> tuple[Scores, NDArray[np.bool_] | None]:
         """Return the scores with those of the run's own images replaced by stored ones, and which images (N,) are own.

@@ -43,8 +43,8 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.runs.export.metadata import ModelMetadata
-from halflabel.runs.export.onnx import OnnxHead, read_metadata
+from halflabel.runs.export.metadata import read_description
+from halflabel.runs.export.onnx import OnnxHead
 from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.predict import Prediction, list_files, stream_predictions
 from halflabel.runs.run_files import verify_checksum
@@ -82,19 +82,18 @@ class Model:
                 return cls._of_run(RunFolder.open(path))
             case "onnx":
                 head = OnnxHead.open(path)
-                return cls(Network(None, head), **_described_by(read_metadata(head.session, path)))
+                return cls(Network(None, head), **read_description(head.description, str(path))[0])
         about = path / "config.json"
-        metadata = ModelMetadata.from_dict(read_json(about, "export the run again"), str(about))
-        described = _described_by(metadata)
+        described, normalisation = read_description(read_json(about, "export the run again"), str(about))
         weights = path / "model.safetensors"
         if not weights.is_file():
             raise UserError(f"{path} has no model.safetensors", "export the run again, or download the whole folder")
         state, _ = _read_weights(weights, "export the run again")
         backbone = _empty_backbone(described["config"])
         # The normalisation used in training, even if another version of timm has other values.
-        for buffer, values in ((backbone.mean, metadata.mean), (backbone.std, metadata.std)):
+        for buffer, values in zip((backbone.mean, backbone.std), normalisation, strict=True):
             buffer.copy_(torch.tensor(values).view(3, 1, 1))
-        network = _build_network(backbone, described["config"], metadata.classes, state, weights)
+        network = _build_network(backbone, described["config"], described["classes"], state, weights)
         device = choose_device("auto")
         return cls(_ready(network, device), **described, device=device)
 
@@ -419,17 +418,6 @@ def _untrained(
 
 def _ready(model: Network, device: str) -> Network:
     return model.to(device).to(memory_format=torch.channels_last).eval()
-
-
-def _described_by(metadata: ModelMetadata) -> dict[str, Any]:
-    """Return the fields of a Model that the metadata determines."""
-    return {
-        "config": metadata.config,
-        "classes": Names(metadata.classes),
-        "views": {"plain": metadata.view},
-        "calibration": metadata.calibration,
-        "thresholds": torch.tensor(metadata.thresholds),
-    }
 
 
 def _with_classes(table: Table, classes: Names) -> Table:

@@ -21,7 +21,6 @@ from halflabel.features.backbone_names import DEFAULT
 from halflabel.features.embed import options_of_features
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.auto import Choice, choose
-from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config, declared_options
 from halflabel.fitting.device import choose_device
 from halflabel.labels.formats import read
@@ -32,28 +31,10 @@ from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
 from halflabel.runs.model import Model
-from halflabel.runs.train import train
+from halflabel.runs.train import TrainingJob
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
-
-
-class TrainingJob(NamedTuple):
-    """The arguments of one training."""
-
-    labels: Labels
-    images: Path
-    config: Config
-    run: RunFolder
-    truth: Table | None = None
-    resume: bool = False
-
-    def start(self, reporter: Reporter = SILENT, init_callback: Callback | None = None) -> Evaluation | None:
-        """Train, and return the evaluation on the held-out images, if there are any."""
-        evaluation = train(**self._asdict(), reporter=reporter, init_callback=init_callback)
-        if self.config.begin_from:
-            self.run.inherit_fill_options(RunFolder(self.config.begin_from))
-        return evaluation
 
 
 def resume_training(run: RunFolder, images: Path | None = None) -> TrainingJob:
@@ -118,7 +99,7 @@ def train_run(
     check_options(recipe(config.method), config.options)
     Assembly(config).check_fit(training, rows.training)
     run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
-    return _open(run, train(rows, folder, config, run, reporter=reporter))
+    return _open(run, TrainingJob(rows, folder, config, run).start(reporter))
 
 
 def choose_for(stats: Stats, training: Mapping[str, Any], method: str | None) -> Choice:

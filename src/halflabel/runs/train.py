@@ -1,17 +1,15 @@
-"""Training one classifier from labels and images, as a run directory on the disk."""
+"""Training one classifier from labels and images, as a run folder."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shlex
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
@@ -48,10 +46,257 @@ from halflabel.labels.uncertain import describe_reading
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
 from halflabel.runs.model_card import model_card
-from halflabel.runs.run_files import write_checksums
+from halflabel.runs.run_files import write_digests
 from halflabel.system import distributed
-from halflabel.system.files import absolute_path
+from halflabel.system.files import absolute_path, write_csv
 from halflabel.system.reporter import SILENT, Reporter
+
+
+@dataclass
+class TrainingJob:
+    """One training, and what is opened for it; the images are a folder, or uint8 images (N, 3, H, W).
+
+    `truth` holds labels of the same images that the method must not see: the log says how many of its guesses are
+    right. `cache` is the folder of the features, by default that of the run.
+    """
+
+    labels: Labels
+    images: Path | Tensor
+    config: Config
+    run: RunFolder
+    truth: Table | None = None
+    resume: bool = False
+    cache: Path | None = None
+    reporter: Reporter = SILENT
+
+    def start(self, reporter: Reporter = SILENT) -> Evaluation | None:
+        """Train and write the run folder; return the evaluation by labels that the model did not see, if any.
+
+        Without any known label the model is that of the class names, and nothing is measured. Labels made by a model
+        are never used for evaluation. Of several processes only the first one writes.
+        """
+        check_own_metrics()
+        run, self.reporter = self.run, reporter
+        if run.store is not None and distributed.is_main():
+            callbacks = (each for each in (reporter.callback, run.store) if each is not None)
+            self.reporter = replace(reporter, callback=CallbackList(*callbacks))
+        with run.lock_for_training(resume=self.resume):
+            evaluation = self._train()
+        if self.config.begin_from:
+            run.inherit_fill_options(RunFolder(self.config.begin_from))
+        return evaluation
+
+    def _train(self) -> Evaluation | None:
+        device = choose_device(self.config.device)
+        self._check()
+        self._open_images()
+        run, truth = self.run, self.truth
+        if not self.resume:  # settings and images have been checked by now
+            self.truth = truth = None if truth is None else _align(truth, self.table)
+        if distributed.is_main():
+            if not self.resume:
+                run.start(self.labels, self._settings(), truth)
+            run.remove_temporary_files()
+            run.write_env(device)
+            if run.store is not None:
+                run.store.upload()
+        try:
+            fitted = self._fit()
+        except TooManyBadImages:
+            if distributed.is_main() and not (self.resume or run.read_log()):
+                run.cancel_start()  # so that the same command with other options starts it
+            raise
+        finally:  # also when there are too many of them
+            if isinstance(self.source, Images) and distributed.is_main():
+                self.source.quarantine.write()
+        if isinstance(self.source, Images):
+            self._report_bad_images(self.source)
+            share_what_was_read(self.source)
+        if fitted.config is not None and fitted.crossfit is not None and fitted.crossfit.measured:
+            self.config = fitted.config  # with the methods that were taken
+            self.reporter.message(f"taken: {self.assembly.describe(self.table)}")
+        evaluation = distributed.run_on_main(lambda: self._write(fitted))
+        return evaluation if self.table.known else None
+
+    @property
+    def table(self) -> Table:
+        return self.labels.training
+
+    @property
+    def assembly(self) -> Assembly:
+        return Assembly(self.config)
+
+    def _settings(self) -> dict[str, object]:
+        return {**self.config.as_dict(), "size": self.size}
+
+    def _check(self) -> None:
+        """Check method and labels, and load the backbone."""
+        tell, labels, config, table = self.reporter.message, self.labels, self.config, self.table
+        assembly = self.assembly
+        if chosen := labels.people.known - labels.unchosen.known:
+            tell(
+                f"{chosen} answers are trained on, but not used for evaluation: their questions were chosen, so they "
+                "are not a random sample"
+            )
+        if labels.control is not None and labels.control.nnz:
+            use = "correct probabilities that rest on an assumption; likely entries were asked about more often"
+            if labels.is_asked:
+                use = "are all that can tell how good the model is: precision, recall and F1 are estimated by them"
+            tell(f"{labels.control.nnz} answers to random questions are trained on, and {use}")
+        if model_made := table.known - labels.people.known:
+            tell(
+                f"{model_made} of {table.known} labels were made by a model: they are trained on, but only the "
+                "others are used for evaluation"
+            )
+        assembly.make_method()  # raises for unsuitable options
+        if table.known:
+            self._check_regime()
+        if table.uncertain is not None:
+            tell(
+                f"{table.uncertain.nnz} uncertain labels are {describe_reading(config.uncertain)}, and never "
+                "used for evaluation"
+            )
+        is_measured = config.candidates and config.l2_strength is None and table.known
+        if not is_measured or not assembly.uses_solver(table):  # else what is taken is described afterwards
+            tell(assembly.describe(table))
+        self.backbone = assembly.make_backbone()
+        self.size = config.size or self.backbone.preprocess.size
+        # Plain batches of the whole network do not use names: its features change.
+        is_plain = config.tune == "all" and not assembly.tunes_from_frozen
+        named = None if is_plain and table.known else self.backbone
+        self.likeness = assembly.likeness(named, table.classes, self._cache, self.reporter)
+        if not table.known and config.tune == "all":
+            raise UserError("class names rank photos by a frozen backbone", "leave ‹tune=all› out")
+        if not table.known and self.likeness is None:
+            self._check_regime()
+
+    def _check_regime(self) -> None:
+        self.assembly.recipe.check_regime(self.assembly.training_table(self.table).stats.regime)
+
+    @property
+    def _cache(self) -> Path:
+        return self.cache if self.cache is not None else self.run.cache
+
+    def _open_images(self) -> None:
+        config, names, views = self.config, self.table.images, self.config.views(self.backbone)
+        self.source: Images | Arrays
+        if isinstance(self.images, Tensor):
+            self.source = Arrays(self.images, names, views)
+        else:
+            # The list of an older run stays as it is until this one starts.
+            listed = self.run.bad_images if self.resume or not self.run.is_started else None
+            how = {"max_bad": config.max_bad, "bad_images": listed}
+            self.source = open_images(names, self.images, views, workers=config.workers, **how)  # type: ignore[arg-type]
+            self.source.quarantine.path = self.run.bad_images
+            if config.tune == "all" and isinstance(self.source, StoredFeatures):
+                fix = "name the folder of the images, or leave it out"
+                raise UserError("‹tune=all› needs images, not features", fix)
+        self.groups = group_images(config.group, names, self.source, self.reporter)
+
+    def _features(self) -> Features:
+        features = self.assembly.features(
+            self.backbone, self.source, len(self.table.classes), self._cache, reporter=self.reporter
+        )
+        may_hint = self.config.group is None and features.values.ndim == 2
+        if may_hint and (warning := describe_near_copies(pooled_features(features))) is not None:
+            self.reporter.message(warning)
+        return features
+
+    def _training_source(self) -> Source:
+        """Return where images come from: files, or with --tune all the GPU."""
+        if self.config.tune == "head":
+            return self.source
+        return fastest_source(self.source, choose_device(self.config.device), self.reporter.progress)
+
+    def _fit(self) -> Fit:
+        """Fit the model, from the weights of the run that this one continues, if there is one."""
+        config, run, reporter = self.config, self.run, self.reporter
+        part, begin = None, None
+        if self.table.known and not self.assembly.uses_solver(self.table):
+            part = hold_out(self.labels.evaluation, config, self.groups)
+            if config.begin_from is not None:  # images that the earlier run was trained on must not be held out
+                earlier = RunFolder.open(config.begin_from)
+                before = earlier.split_of(self.table.images)
+                part = np.where(before < 0, part, before)
+
+                def begin(model: Network, *_: object) -> None:
+                    _load_weights_of(earlier, trained_part(Network(self.backbone, model.head)), self.table.classes)
+
+            if config.held_out and not (part == 1).any():
+                reporter.message("too few images to hold any out: nothing is measured")
+        callback = CallbackList(_LogWriter(run), reporter.callback or Callback())
+        watch = Watch(reporter, callback, run.checkpoints, self.resume, self.truth)
+        inputs = Inputs(self._features, self.backbone, self._training_source, self.groups, likeness=self.likeness)
+        if (alone := inputs.measure_names(self.labels.evaluation)) is not None and self.likeness is not None:
+            if distributed.is_main():
+                header = ("class", "most like", "AP of the name")
+                write_csv(run / "names.csv", header, names_rows(alone, self.likeness))
+            if line := describe_names(alone):
+                reporter.message(line)
+        fitted = fit(self.labels, inputs, config, part=part, begin=begin, watch=watch)
+        if fitted.crossfit is not None:
+            if measured := fitted.crossfit.measured:
+                names = [each.config.named for each in self.assembly.others(config.candidates)]
+                reporter.message("methods, by the mean AP of out-of-fold scores on the known labels:")
+                for line in measured_lines(measured, names, fitted.crossfit.members):
+                    reporter.message(line)
+            reporter.message(fitted.crossfit.choice)
+        return fitted
+
+    def _report_bad_images(self, source: Images) -> None:
+        if bad := len(source.quarantine):
+            image, _, reason = source.quarantine.rows[0]
+            which = f"{image} ({reason})" if bad == 1 else f"see {self.run.bad_images}"
+            self.reporter.message(f"{bad} of {len(source)} images could not be read: {which}")
+
+    def _write(self, fitted: Fit) -> Evaluation | None:
+        """Write the results; return the evaluation, if there are scores by models that did not see the labels."""
+        run, config, classes = self.run, self.config, self.table.classes
+        run.write_config(self._settings())
+        run.write_log(fitted.log)
+        if isinstance(self.source, Images):
+            write_digests(run.digests, self.table.images, self.source.digests)
+        if fitted.scores is not None:
+            run.write_scores(fitted.scores)
+        network = Network(fitted.model.backbone or self.backbone, fitted.model.head)
+        about = {"classes": list(classes), "method": config.method, "size": self.size}
+        # One entry: safetensors writes several in any order, and equal models are to be equal files.
+        save_tensors(network.state_dict(), run.weights, {"halflabel": json.dumps(about)})
+        run.write_checksums(run.weights.name)
+        run.write_text("repro.sh", _repro(run, str(self.images) if isinstance(self.images, Path) else config.images))
+        run.write_completion(self.assembly.describe(self.table))
+        evaluation = None if fitted.scores is None else self._evaluate(fitted.scores)
+        if self.reporter.callback is not None:
+            self.reporter.callback.on_training_end({} if evaluation is None else evaluation.overall)
+        return evaluation
+
+    def _evaluate(self, scores: Scores) -> Evaluation:
+        """Write thresholds, calibration, metrics and model card."""
+        run, rows = self.run, self.table.images.index(scores.images.array)
+        (calibration, thresholds), evaluation = evaluate(
+            scores,
+            self.labels,
+            positives_per_image=self.config.positives_per_image,
+            groups=None if self.groups is None else self.groups[rows],
+        )
+        if calibration.assumption:
+            self.reporter.message(
+                f"Probabilities assume that {calibration.assumption}. To assume less, answer random questions "
+                "(halflabel review) and train with the answers, or state ‹positives_per_image›"
+            )
+        elif self.table.stats.regime != "full":
+            self.reporter.message(
+                "Probabilities assume that an unknown label is present as often as known labels with the same score "
+                "are. To assume less, answer random questions (halflabel review)"
+            )
+        held_out = self.labels.evaluation.subset(rows)
+        run.write_calibration(calibration, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
+        protocol = f"{MEASURED_ON[scores.kind]}; {evaluation.protocol}"
+        run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
+        description = self.assembly.describe(self.table)
+        card = model_card(self.config.as_dict(), description, evaluation, held_out, scores.kind)
+        run.write_text("model_card.md", card)
+        return evaluation
 
 
 def train(
@@ -61,223 +306,11 @@ def train(
     run: RunFolder,
     *,
     reporter: Reporter = SILENT,
-    init_callback: Callback | None = None,
     cache: Path | None = None,
-    truth: Table | None = None,
     resume: bool = False,
 ) -> Evaluation | None:
-    """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 images, and write the run folder.
-
-    Without any known label the model is that of the class names, and nothing is measured.
-    Labels made by a model are trained on, but never used for evaluation. In a linear fit every image is
-    evaluated by its out-of-fold scores; in batches a share of the images is held out. `truth` holds labels of the same
-    images that the method must not see: the log says how many of its guesses are right. `init_callback` is called in
-    the epochs of the linear init, in place of `reporter.callback`. Returns the evaluation, if anything was held out.
-    Of several processes only the first one writes.
-    """
-    check_own_metrics()
-    if run.store is not None and distributed.is_main():
-        callbacks = (each for each in (reporter.callback, run.store) if each is not None)
-        reporter = dataclasses.replace(reporter, callback=CallbackList(*callbacks))
-    with run.lock_for_training(resume=resume):
-        return _train(_Job(Labels.of(labels), images, config, run, reporter, cache, truth, resume), init_callback)
-
-
-def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
-    """Check the job, start the run, fit the head or the network and write the results."""
-    run, config, resume = job.run, job.config, job.resume
-    job.check()
-    job.open_images()
-    if not resume:  # settings and images have been checked by now
-        job.truth = _align(job.truth, job.table) if job.truth is not None else None
-        run.start(job.labels, {**config.as_dict(), "size": job.size}, job.truth)
-    run.remove_temporary_files()
-    run.write_env(job.device)
-    if run.store is not None and distributed.is_main():
-        run.store.upload()
-    try:
-        fitted = _fit(job, init_callback)
-    except TooManyBadImages:
-        if not (resume or run.read_log()):
-            run.cancel_start()  # so that the same command with other options starts it
-        raise
-    finally:  # also when there are too many of them
-        job.write_bad_images()
-    job.report_bad_images()
-    if fitted.config is not None and fitted.crossfit is not None and fitted.crossfit.measured:
-        job.set_config(fitted.config)
-        if distributed.is_main():
-            run.write_config({**job.config.as_dict(), "size": job.size})
-    run.write_log(fitted.log)
-    if isinstance(job.source, Images):
-        share_what_was_read(job.source)
-        run.write_digests(job.table.images, job.source.digests)
-    scores = fitted.scores
-    if scores is not None:
-        run.write_scores(scores)
-    if distributed.is_main():
-        network = fitted.model.backbone or job.backbone
-        _write_model(run, Network(network, fitted.model.head), job.table.classes, job.config, job.size)
-    images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
-    run.write_text("repro.sh", _repro(run, images))
-    run.write_completion(job.assembly.describe(job.table))
-    evaluation = None if scores is None else distributed.run_on_main(lambda: _finish(job, scores))
-    if job.reporter.callback is not None and distributed.is_main():
-        job.reporter.callback.on_training_end({} if evaluation is None else evaluation.overall)
-    return evaluation if job.table.known else None
-
-
-@dataclass
-class _Job:
-    """One training: labels, configuration and run, and what is opened for it."""
-
-    labels: Labels
-    image_folder: Path | Tensor
-    config: Config
-    run: RunFolder
-    reporter: Reporter
-    cache: Path | None
-    truth: Table | None
-    resume: bool
-
-    def set_config(self, config: Config) -> None:
-        """Take a configuration with other methods."""
-        self.config, self.assembly = config, Assembly(config)
-        self.reporter.message(f"taken: {self.assembly.describe(self.table)}")
-
-    def check(self) -> None:
-        """Check method and labels, and load the backbone."""
-        self.assembly = Assembly(self.config)
-        self.table, people = self.labels.training, self.labels.people
-        self.evaluation_table, self.control = self.labels.evaluation, self.labels.control
-        random = self.control.nnz if self.control is not None else 0
-        if chosen := people.known - self.labels.unchosen.known:
-            self.reporter.message(
-                f"{chosen} answers are trained on, but not used for evaluation: their questions were chosen, so they "
-                "are not a random sample"
-            )
-        if random:
-            use = "correct probabilities that rest on an assumption; likely entries were asked about more often"
-            if self.labels.is_asked:
-                use = "are all that can tell how good the model is: precision, recall and F1 are estimated by them"
-            self.reporter.message(f"{random} answers to random questions are trained on, and {use}")
-        if model_made := self.table.known - people.known:
-            self.reporter.message(
-                f"{model_made} of {self.table.known} labels were made by a model: they are trained on, but only the "
-                "others are used for evaluation"
-            )
-        self.method = self.assembly.make_method()
-        if self.table.known:
-            self.check_regime()
-        if self.table.uncertain is not None:
-            self.reporter.message(
-                f"{self.table.uncertain.nnz} uncertain labels are {describe_reading(self.config.uncertain)}, and never "
-                "used for evaluation"
-            )
-        is_measured = self.config.candidates and self.config.l2_strength is None and self.table.known
-        if not is_measured or not self.assembly.uses_solver(self.table):  # else what is taken is described afterwards
-            self.reporter.message(self.assembly.describe(self.table))
-        self.device = choose_device(self.config.device)
-        self.backbone = self.assembly.make_backbone()
-        self.size = self.config.size or self.backbone.preprocess.size
-        # Plain batches of the whole network do not use names: its features change.
-        is_plain = self.config.tune == "all" and not self.assembly.tunes_from_frozen
-        named = None if is_plain and self.table.known else self.backbone
-        self.likeness = self.assembly.likeness(named, self.table.classes, self.cache_folder, self.reporter)
-        if not self.table.known and self.config.tune == "all":
-            raise UserError("class names rank photos by a frozen backbone", "leave ‹tune=all› out")
-        if not self.table.known and self.likeness is None:
-            self.check_regime()
-
-    def check_regime(self) -> None:
-        self.assembly.recipe.check_regime(self.assembly.training_table(self.table).stats.regime)
-
-    def open_images(self) -> None:
-        views = self.config.views(self.backbone)
-        self.source: Images | Arrays
-        if isinstance(self.image_folder, Tensor):
-            self.source = Arrays(self.image_folder, self.table.images, views)
-            self.groups = group_images(self.config.group, self.table.images, self.source)
-            return
-        # The list of an older run stays as it is until this one starts.
-        bad_images = self.run.bad_images if self.resume or not self.run.is_started else None
-        self.source = open_images(
-            self.table.images,
-            self.image_folder,
-            views,
-            workers=self.config.workers,
-            max_bad=self.config.max_bad,
-            bad_images=bad_images,
-        )
-        self.source.quarantine.path = self.run.bad_images
-        if self.config.tune == "all" and isinstance(self.source, StoredFeatures):
-            raise UserError("‹tune=all› needs images, not features", "name the folder of the images, or leave it out")
-        self.groups = group_images(self.config.group, self.table.images, self.source, self.reporter)
-
-    @property
-    def cache_folder(self) -> Path:
-        return self.cache if self.cache is not None else self.run.cache
-
-    def features(self) -> Features:
-        features = self.assembly.features(
-            self.backbone, self.source, len(self.table.classes), self.cache_folder, reporter=self.reporter
-        )
-        may_hint = self.config.group is None and features.values.ndim == 2
-        if may_hint and (warning := describe_near_copies(pooled_features(features))) is not None:
-            self.reporter.message(warning)
-        return features
-
-    def write_bad_images(self) -> None:
-        if isinstance(self.source, Images) and distributed.is_main():
-            self.source.quarantine.write()
-
-    def report_bad_images(self) -> None:
-        if isinstance(self.source, Images) and (bad := len(self.source.quarantine)):
-            image, _, reason = self.source.quarantine.rows[0]
-            which = f"{image} ({reason})" if bad == 1 else f"see {self.run.bad_images}"
-            self.reporter.message(f"{bad} of {len(self.source)} images could not be read: {which}")
-
-
-def _fit(job: _Job, init_callback: Callback | None) -> Fit:
-    """Fit the model, from the weights of the run that this one continues, if there is one."""
-    config, run, reporter = job.config, job.run, job.reporter
-    part, begin = None, None
-    if job.table.known and not job.assembly.uses_solver(job.table):
-        part = hold_out(job.evaluation_table, config, job.groups)
-        if config.begin_from is not None:  # images that the earlier run was trained on must not be held out
-            earlier = RunFolder.open(config.begin_from)
-            before = earlier.split_of(job.table.images)
-            part = np.where(before < 0, part, before)
-
-            def begin(model: Network, *_: object) -> None:
-                _load_weights_of(earlier, trained_part(Network(job.backbone, model.head)), job.table.classes)
-
-        if config.held_out and not (part == 1).any():
-            reporter.message("too few images to hold any out: nothing is measured")
-    log_writer = _LogWriter(run)
-    watch = Watch(
-        reporter,
-        CallbackList(log_writer, reporter.callback or Callback()),
-        CallbackList(log_writer, init_callback or reporter.callback or Callback()),
-        run.checkpoints,
-        job.resume,
-        job.truth,
-    )
-    inputs = Inputs(job.features, job.backbone, partial(_training_source, job), job.groups, likeness=job.likeness)
-    if (alone := inputs.measure_names(job.evaluation_table)) is not None:
-        assert job.likeness is not None
-        run.write_csv("names.csv", ("class", "most like", "AP of the name"), names_rows(alone, job.likeness))
-        if line := describe_names(alone):
-            reporter.message(line)
-    fitted = fit(job.labels, inputs, config, part=part, begin=begin, watch=watch)
-    if fitted.crossfit is not None:
-        if measured := fitted.crossfit.measured:
-            names = [each.config.named for each in job.assembly.others(config.candidates)]
-            reporter.message("methods, by the mean AP of out-of-fold scores on the known labels:")
-            for line in measured_lines(measured, names, fitted.crossfit.members):
-                reporter.message(line)
-        reporter.message(fitted.crossfit.choice)
-    return fitted
+    """Train one classifier and write the run folder, see `TrainingJob`."""
+    return TrainingJob(Labels.of(labels), images, config, run, resume=resume, cache=cache).start(reporter)
 
 
 def _load_weights_of(run: RunFolder, model: Network, classes: Names) -> None:
@@ -287,9 +320,8 @@ def _load_weights_of(run: RunFolder, model: Network, classes: Names) -> None:
         raise UserError(
             f"{run.folder} was trained on other classes", "use the same classes in the same order, or start a new run"
         )
-    state = trained_part(before.network).state_dict()
     try:
-        load_state(model, state)
+        load_state(model, trained_part(before.network).state_dict())
     except RuntimeError as error:
         raise UserError(
             f"{run.folder} has another model ({error_summary(error)})",
@@ -297,59 +329,17 @@ def _load_weights_of(run: RunFolder, model: Network, classes: Names) -> None:
         ) from None
 
 
-def _training_source(job: _Job) -> Source:
-    """Return where images come from: files, or with --tune all the GPU."""
-    config, source = job.config, job.source
-    if config.tune == "head":
-        return source
-    return fastest_source(source, job.device, job.reporter.progress)
-
-
 def _align(truth: Table, table: Table) -> Table:
-    """The rows and columns of `truth` in the order of `table`, by name."""
-    images, classes = truth.images.index(table.images.array), truth.classes.index(table.classes.array)
-    for kind, names, at in (("image", table.images, images), ("class", table.classes, classes)):
-        if (at < 0).any():
-            missing = names[int(np.flatnonzero(at < 0)[0])]
+    """Return the rows and columns of `truth` in the order of `table`, by name."""
+
+    def find(kind: str, names: Names, place: NDArray[np.int64]) -> NDArray[np.int64]:
+        if (place < 0).any():
+            missing = names[int(np.flatnonzero(place < 0)[0])]
             raise UserError(f"the hidden labels have no {kind} {missing!r}", "give hidden labels of the same images")
-    return truth.subset(images, classes)
+        return place
 
-
-def _finish(job: _Job, scores: Scores) -> Evaluation:
-    """Write thresholds, calibration and metrics from scores of images by models that did not see their labels."""
-    run, rows = job.run, job.table.images.index(scores.images.array)
-    (calibration, thresholds), evaluation = evaluate(
-        scores,
-        job.labels,
-        positives_per_image=job.config.positives_per_image,
-        groups=None if job.groups is None else job.groups[rows],
-    )
-    if calibration.assumption:
-        job.reporter.message(
-            f"Probabilities assume that {calibration.assumption}. To assume less, answer random questions "
-            "(halflabel review) and train with the answers, or state ‹positives_per_image›"
-        )
-    elif job.table.stats.regime != "full":
-        job.reporter.message(
-            "Probabilities assume that an unknown label is present as often as known labels with the same score are. "
-            "To assume less, answer random questions (halflabel review)"
-        )
-    held_out = job.evaluation_table.subset(rows)
-    run.write_calibration(calibration, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
-    protocol = f"{MEASURED_ON[scores.kind]}; {evaluation.protocol}"
-    run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
-    run.write_text(
-        "model_card.md",
-        model_card(job.config.as_dict(), job.assembly.describe(job.table), evaluation, held_out, scores.kind),
-    )
-    return evaluation
-
-
-def _write_model(run: RunFolder, model: Network, classes: Names, config: Config, size: int) -> None:
-    about = {"classes": list(classes), "method": config.method, "size": size}
-    # One entry: safetensors writes several in any order, and equal models are to be equal files.
-    save_tensors(model.state_dict(), run.weights, {"halflabel": json.dumps(about)})
-    write_checksums(run.folder, run.weights.name)
+    images = find("image", table.images, truth.images.index(table.images.array))
+    return truth.subset(images, find("class", table.classes, truth.classes.index(table.classes.array)))
 
 
 def _repro(run: RunFolder, images: str) -> str:
@@ -367,14 +357,12 @@ class _LogWriter(Callback):
         self.run = run
         self.lines: list[EpochLog] = []
 
-    def _written(self) -> list[dict[str, Any]]:
-        try:
-            return self.run.read_log()
-        except UserError:  # a damaged log: checkpoints hold another, which replaces it at the end
-            return []
-
     def on_epoch_end(self, log: EpochLog) -> None:
         if not self.lines:
-            self.lines = [EpochLog(old) for old in self._written() if old.get("epoch", math.inf) < log["epoch"]]
+            try:
+                written = self.run.read_log()
+            except UserError:  # a damaged log: checkpoints hold another, which replaces it at the end
+                written = []
+            self.lines = [EpochLog(old) for old in written if old.get("epoch", math.inf) < log["epoch"]]
         self.lines.append(log)
         self.run.write_log(self.lines)

@@ -30,11 +30,12 @@ from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.images.views import Plain
+from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, seeded
 from halflabel.methods.checks import absorbed, checked_step
-from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import write_onnx
+from halflabel.runs.model import Model as Predictor
 from halflabel.runs.new_run import reserved_options
 from halflabel.types import Batch, Output, Sweep
 
@@ -385,12 +386,12 @@ def check_onnx(recipe: Recipe, regime: str) -> None:
     if recipe.no_onnx:
         return
     case = Case(recipe, regime)
-    model = Model(seeded(0, _TinyBackbone), case.model.head)
-    names, third = tuple(map(str, range(CLASSES))), (0.0, 0.0, 0.0)
-    metadata = ModelMetadata(names, (0.5,) * CLASSES, Calibration(), Plain(16), third, third, "tiny", recipe.name)
+    network, names = Model(seeded(0, _TinyBackbone), case.model.head), Names.numbered(CLASSES)
+    config, thresholds = Config(method=recipe.name, backbone="tiny"), torch.full((CLASSES,), 0.5)
+    predictor = Predictor(network, config, names, {"plain": Plain(16)}, Calibration(), thresholds)
     with TemporaryDirectory() as folder:
         try:
-            write_onnx(model, metadata, Path(folder) / "model.onnx")
+            write_onnx(predictor, Path(folder) / "model.onnx")
         except UserError as error:
             fix = 'change the head\'s forward, or declare @method(..., no_onnx="why")'
             raise Broken(error.message, fix) from None

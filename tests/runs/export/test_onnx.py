@@ -26,7 +26,9 @@ from halflabel.features.heads import Model as Network
 from halflabel.features.names import NameScores
 from halflabel.features.onnx_features import parity_images
 from halflabel.features.similar_images import SimilarImages
+from halflabel.fitting.config import Config
 from halflabel.images.views import Plain
+from halflabel.labels.names import Names
 from halflabel.methods.base import recipe
 from halflabel.methods.boostlu import BoostedMaps
 from halflabel.methods.cnn_rnn import RecurrentHead
@@ -37,7 +39,6 @@ from halflabel.methods.rlsd import Regional
 from halflabel.methods.srcr import SaliencyHead
 from halflabel.methods.wsabie import Bilinear
 from halflabel.runs.export import onnx as onnx_export
-from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import (
     ExportedGraph,
     Parity,
@@ -52,11 +53,11 @@ from halflabel.types import Output
 CLASSES = ("a", "b", "c", "d")
 
 
-def about_of(model: Network, size: int) -> ModelMetadata:
-    preprocess: Any = model.backbone.preprocess  # type: ignore[union-attr]
-    cuts = (0.1, 0.2, 0.3, 0.4)
-    calibration, view = Calibration(1.5, -0.25, 9), Plain(size, "squash", preprocess.interpolation, preprocess.crop_pct)
-    return ModelMetadata(CLASSES, cuts, calibration, view, preprocess.mean, preprocess.std, "tiny", "bce")
+def predictor_of(network: Network, size: int, *, mirror: bool = False) -> Model:
+    preprocess: Any = network.backbone.preprocess  # type: ignore[union-attr]
+    view = Plain(size, "squash", preprocess.interpolation, preprocess.crop_pct)
+    config, cuts = Config(backbone="tiny", mirror=mirror), torch.tensor([0.1, 0.2, 0.3, 0.4])
+    return Model(network, config, Names(CLASSES), {"plain": view}, Calibration(1.5, -0.25, 9), cuts)
 
 
 def spread(head: Head) -> Head:
@@ -112,7 +113,7 @@ def test_the_file_computes_the_logits_and_probabilities_of_the_run(run: RunFolde
 
 def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
     model = Network(build_backbone("tiny", size=32), spread(Linear(64, 4))).eval()
-    write_onnx(model, replace(about_of(model, 32), mirror=True), tmp_path / "both.onnx")
+    write_onnx(predictor_of(model, 32, mirror=True), tmp_path / "both.onnx")
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
         plain, mirrored = model(images).logits, model(images.flip(-1)).logits
@@ -143,7 +144,7 @@ def test_every_head(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)  # near a tie, beams may part by rounding
     model = Network(build_backbone("tiny", size=32), spread(HEADS[name]())).eval()
     before = [parameter.clone() for parameter in model.parameters()]
-    parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
+    parity = write_onnx(predictor_of(model, 32), tmp_path / "m.onnx")
     assert parity.images == 8
     assert max(parity.logits, parity.probabilities) < 1e-5
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
@@ -178,7 +179,7 @@ def test_similar_images_agree_near_probability_0_and_1(tmp_path: Path) -> None:
     with torch.no_grad():
         head.linear.bias.copy_(torch.tensor([-13.0, 13.0, -13.0, 13.0]))
     model = Network(backbone, head).eval()
-    parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
+    parity = write_onnx(predictor_of(model, 32), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
 
 
@@ -189,7 +190,7 @@ def test_a_head_that_starts_from_class_names(tmp_path: Path) -> None:
     head = NormalisedLinear(FeatureTransform.fit(features), 4, names=names)
     head.trust = torch.tensor([0.0, 0.5, 1.0, 1.5])
     model = Network(backbone, spread(head)).eval()
-    parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
+    parity = write_onnx(predictor_of(model, 32), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
     images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
@@ -203,7 +204,7 @@ def test_a_backbone_of_timm(tmp_path: Path) -> None:
     """timm's own small model for tests: the blocks of the bundled backbone, a few of each."""
     backbone = build_backbone("test_efficientnet", pretrained=False, size=64)
     model = Network(backbone, spread(Linear(backbone.channels, 4))).eval()
-    parity = write_onnx(model, about_of(model, 64), tmp_path / "m.onnx")
+    parity = write_onnx(predictor_of(model, 64), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
 
 
@@ -280,7 +281,7 @@ class DataDependent(Head):
 def test_a_head_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
     model = Network(build_backbone("tiny"), DataDependent()).eval()
     with pytest.raises(UserError, match="DataDependent on this backbone cannot be exported to ONNX") as caught:
-        write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
+        write_onnx(predictor_of(model, 32), tmp_path / "m.onnx")
     assert "hub" in caught.value.fix
     assert not list(tmp_path.iterdir())
 

@@ -12,13 +12,14 @@ import yaml
 from halflabel.errors import UserError
 from halflabel.evaluation.registry import has_too_few
 from halflabel.evaluation.scores import MEASURED_ON, Kind
+from halflabel.fitting.config import Config
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.run_files import verify_checksum
 from halflabel.system.files import atomic_write, write_json
 from halflabel.system.format import decimal, markdown, points
 
 if TYPE_CHECKING:
-    from halflabel.runs.export.metadata import ModelMetadata
+    from halflabel.runs.model import Model as Predictor
 
 
 FILES = ("model.safetensors", "config.json", "README.md")
@@ -43,34 +44,35 @@ def export_hub(
         raise UserError(f"{folder} holds a model already", "name another ‹out›, or add ‹force› to overwrite it")
     run.check_finished()
 
-    from halflabel.runs.export.metadata import ModelMetadata
+    from halflabel.runs.export.metadata import describe
     from halflabel.runs.model import Model  # imports torch, so only after the quick checks
 
     predictor = Model.open(run)  # also checks that the run is complete
-    metadata = ModelMetadata.of(predictor.deciding(threshold=threshold, positives_per_image=positives_per_image))
+    predictor = predictor.deciding(threshold=threshold, positives_per_image=positives_per_image)
+    description = describe(predictor)
     with atomic_write(folder / FILES[0]) as temporary:
         verify_checksum(run.weights)
         shutil.copyfile(run.weights, temporary)
-    write_json(folder / FILES[1], metadata.as_dict())
+    write_json(folder / FILES[1], description)
     with atomic_write(folder / FILES[2]) as temporary:
-        temporary.write_text(card(run, metadata), encoding="utf-8")
+        temporary.write_text(card(run, predictor), encoding="utf-8")
     return folder
 
 
-def card(run: RunFolder, metadata: ModelMetadata) -> str:
+def card(run: RunFolder, model: Predictor) -> str:
     """Return the model card: front matter for the Hub, then the evaluation of the run."""
-    front = _front_matter(metadata, run.read_metrics(), run.score_kind)
+    front = _front_matter(model.config, run.read_object("metrics.json"), run.score_kind)
     front_matter = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
     run_card = run / "model_card.md"
     if run_card.exists():
         body = run_card.read_text(encoding="utf-8").strip()
     else:
         body = (
-            f"# {metadata.backbone}, trained by `{metadata.method}`\n\n"
-            f"Multi-label classifier for {len(metadata.classes)} classes. **Nothing was measured**: "
+            f"# {model.config.backbone}, trained by `{model.config.method}`\n\n"
+            f"Multi-label classifier for {len(model.classes)} classes. **Nothing was measured**: "
             "no images were held out. The thresholds are 0.5 and the probabilities are not calibrated."
         )
-    parts = [f"---\n{front_matter}---\n", body, *_per_class(run), _usage(metadata), _LICENCE]
+    parts = [f"---\n{front_matter}---\n", body, *_per_class(run), _usage(model.views["plain"]), _LICENCE]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -100,12 +102,12 @@ def push(folder: Path, repo: str, *, private: bool = False, api: Any = None) -> 
     return str(address)
 
 
-def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any], kind: Kind | None) -> dict[str, Any]:
+def _front_matter(config: Config, metrics: Mapping[str, Any], kind: Kind | None) -> dict[str, Any]:
     """Return the front matter; only mAP, by enough labels: thresholds were chosen on those that measure F1."""
     front: dict[str, Any] = {
         "library_name": "halflabel",
         "pipeline_tag": "image-classification",
-        "tags": ["halflabel", "multi-label-classification", "partial-labels", metadata.backbone, metadata.method],
+        "tags": ["halflabel", "multi-label-classification", "partial-labels", config.backbone, config.method],
     }
     if metrics.get("mAP") is not None and kind is not None and not has_too_few(metrics):
         result = {
@@ -120,7 +122,7 @@ def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any], kind: Kin
                 }
             ],
         }
-        front["model-index"] = [{"name": f"{metadata.backbone} by {metadata.method}", "results": [result]}]
+        front["model-index"] = [{"name": f"{config.backbone} by {config.method}", "results": [result]}]
     return front
 
 
@@ -153,8 +155,7 @@ def _number(text: str | None) -> float:
         return float("nan")
 
 
-def _usage(metadata: ModelMetadata) -> str:
-    view = metadata.view
+def _usage(view: Any) -> str:
     resizing = {
         "squash": "squashed to",
         "crop": f"centre square, {view.crop_pct:g} of the shorter side, to",

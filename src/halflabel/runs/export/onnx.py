@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import suppress
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -26,7 +27,7 @@ from halflabel.features.heads import Model as Network
 from halflabel.features.onnx_features import parity_images, quiet_exporter, run_session
 from halflabel.images.views import ImageList, Plain, kept_shapes
 from halflabel.methods.base import recipe
-from halflabel.runs.export.metadata import ModelMetadata
+from halflabel.runs.export.metadata import describe
 from halflabel.system.files import atomic_write
 from halflabel.types import Output
 
@@ -88,6 +89,15 @@ class OnnxHead(Head):
             reason = error_summary(error)
             raise UserError(f"{path} cannot be opened as ONNX ({reason})", "export the run again") from None
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """The metadata that `write_onnx` stored in the file."""
+        properties, values = self.session.get_modelmeta().custom_metadata_map, {}
+        for key, value in properties.items():
+            with suppress(ValueError, RecursionError):
+                values[key] = json.loads(value)
+        return values
+
     def forward(self, features: Tensor | ImageList) -> Output:
         if isinstance(features, ImageList):
             logits = features.apply(lambda images: self(images).logits)
@@ -98,16 +108,6 @@ class OnnxHead(Head):
         except Exception as error:  # the runtime's exceptions, or an output that is not logits
             reason = error_summary(error)
             raise UserError(f"{self.path} cannot score images ({reason})", "export the run again") from None
-
-
-def read_metadata(session: Any, path: Path) -> ModelMetadata:
-    """Return the metadata that `write_onnx` stored in the file."""
-    properties = session.get_modelmeta().custom_metadata_map
-    try:
-        content = {key: json.loads(value) for key, value in properties.items() if value[:1] in '{["'}
-    except (ValueError, RecursionError):
-        content = {}
-    return ModelMetadata.from_dict(content, str(path))
 
 
 def export_onnx(predictor: Model, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
@@ -126,29 +126,30 @@ def export_onnx(predictor: Model, path: Path, *, tolerance: float = TOLERANCE) -
                 f"the method {method.name!r} does not support export to ONNX: {method.no_onnx}",
                 "export it with halflabel export hub",
             )
-    return write_onnx(predictor.network, ModelMetadata.of(predictor), path, tolerance=tolerance)
+    return write_onnx(predictor, path, tolerance=tolerance)
 
 
-def write_onnx(model: Network, metadata: ModelMetadata, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
-    """Write model and metadata to one file, atomically; a file that computes something else is not written."""
+def write_onnx(predictor: Model, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
+    """Write a model with its description to one file, atomically; one that computes something else is not written."""
     if path.suffix != ".onnx":
         raise UserError(f"{path.name} does not end in .onnx", "name the file model.onnx")
     onnx = require_package("onnx")
     require_package("onnxscript")
     require_package("onnxruntime")
     # A copy, because the caller's model may be on a GPU and in another memory layout.
-    plain = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
-    graph = ExportedGraph(plain, metadata.calibration, mirror=metadata.mirror).eval()
-    proto = _translate(graph, metadata.view)
+    plain = copy.deepcopy(predictor.network).cpu().float().to(memory_format=torch.contiguous_format)
+    graph = ExportedGraph(plain, predictor.calibration, mirror=predictor.config.mirror).eval()
+    view: Any = predictor.views["plain"]
+    proto = _translate(graph, view)
     _name_batch(proto)
-    onnx.helper.set_model_props(proto, {key: json.dumps(value) for key, value in metadata.as_dict().items()})
+    onnx.helper.set_model_props(proto, {key: json.dumps(value) for key, value in describe(predictor).items()})
     with atomic_write(path) as temporary:
         try:
             onnx.checker.check_model(proto)
             temporary.write_bytes(proto.SerializeToString())
         except ValueError as error:  # the limit of protobuf is 2 GB
             raise UserError(f"the model is too large for one ONNX file ({error})", "use a smaller backbone") from None
-        parity = _compare(graph, temporary, metadata.view)
+        parity = _compare(graph, temporary, view)
         if not max(parity.logits, parity.probabilities) <= tolerance:  # also refuses NaN
             raise UserError(
                 f"ONNX Runtime differs from PyTorch by {parity.logits:.2g} in the logits and "
