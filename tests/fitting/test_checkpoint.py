@@ -142,14 +142,6 @@ def test_a_disk_that_fills_up_while_tensors_are_written_is_named(
     assert not list(tmp_path.iterdir())
 
 
-def test_clear_removes_checkpoints_and_nothing_else(tmp_path: Path) -> None:
-    checkpoint.clear(tmp_path / "none")
-    checkpoint.save(tmp_path, 1, content(1))
-    (tmp_path / "notes.txt").write_text("mine")
-    checkpoint.clear(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 def test_shared_and_strided_tensors_can_be_saved(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -11,9 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import CallbackList, EpochLog, make_loggers
 
@@ -120,18 +117,3 @@ def test_a_missing_package_is_reported(name: str, tmp_path: Path, monkeypatch: p
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"pip install 'halflabel\[{name}\]'"):
         make_loggers([name], "first", {}, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_run_of_the_solver_logs_its_evaluation(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from digit_scenes import write_folder
-
-    write_folder(tmp_path, 40)
-    words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--log", "tensorboard"]
-    words += ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu"]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    events = read_events(tmp_path / "run" / "tensorboard")
-    assert events["evaluation/mAP"] == [pytest.approx(metrics["mAP"], abs=1e-6)]

@@ -112,12 +112,6 @@ class Empty:
             yield np.arange(0), ()
 
 
-def test_images_and_labels_must_have_the_same_length() -> None:
-    source, table = data()
-    with pytest.raises(ValueError, match="50 images but 3 rows"):
-        fit(linear(), bce(), source, table.subset([0, 1, 2]), PLAIN)
-
-
 def test_the_callback_is_called_for_every_epoch_and_step() -> None:
     source, table = data()
     callback = Counting()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from halflabel.features.heads import Model
 from halflabel.fitting.solver import LinearSolver, is_separable
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, seeded
@@ -99,11 +98,6 @@ def test_methods_that_relabel_are_solved_in_rounds_and_the_same_each_time(name: 
     assert torch.equal(*scores)
 
 
-def test_methods_with_views_heads_or_weights_are_not_solved() -> None:
-    assert all(recipe(name).make().is_linear_loss for name in ("bce", "an", "em", "wan", "csl", "em-apl"))
-    assert not any(recipe(name).make().is_linear_loss for name in ("role", "ssgrl", "gcn-ml", "cnn-rnn", "wsabie"))
-
-
 @pytest.mark.parametrize("name", ["bce", "asl", "em", "csl", "ll-r", "partial-bce"])
 def test_solving_class_by_class_minimises_the_loss_of_the_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     features, table = make_problem()
@@ -142,13 +136,6 @@ def test_losses_over_all_classes_of_an_image_are_solved_jointly() -> None:
     assert solver.score(features).any()
 
 
-def test_no_known_labels_give_zero_scores() -> None:
-    features, _ = make_problem()
-    solver = LinearSolver(recipe("bce").make(), features, Table.from_dense(np.zeros((len(features), 2), np.int8)))
-    solver.fit(0.1)
-    assert not solver.score(features).any()
-
-
 def test_a_reduction_that_is_no_weighted_sum_is_solved_as_it_is() -> None:
     def hardest(loss: torch.Tensor, targets: Targets) -> torch.Tensor:
         return loss.flatten().topk(40).values.mean()
@@ -156,15 +143,6 @@ def test_a_reduction_that_is_no_weighted_sum_is_solved_as_it_is() -> None:
     for reduce in (over_entries, over_known, over_images, total, ByShare(-4.45, 5.45, 1.0)):
         assert is_separable(Method(BCE(), reduce=reduce))
     assert not is_separable(Method(BCE(), reduce=hardest))
-
-
-def test_a_method_that_keeps_another_model_is_trained_in_epochs() -> None:
-    class Kept(Method):
-        def evaluated(self, model: Model) -> Model:
-            return model
-
-    assert Method(BCE()).is_linear_loss
-    assert not Kept(BCE()).is_linear_loss
 
 
 def test_a_search_that_fails_leaves_the_best_solution_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,6 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
 from halflabel.runs.new_run import continue_training
 from halflabel.runs.train import train
-from halflabel.system.files import write_json
 from halflabel.system.reporter import Reporter
 
 
@@ -104,14 +103,6 @@ def test_exports_keep_curves_and_thresholds_per_class(run: RunFolder, files: lis
             assert np.allclose(*probabilities, atol=1e-4)
 
 
-def test_a_calibration_of_other_classes_is_refused(run: RunFolder, tmp_path: Path) -> None:
-    shutil.copytree(run.folder, tmp_path / "run")
-    copy = RunFolder.open(tmp_path / "run")
-    write_json(copy / "calibration.json", Calibration(class_slope=(1.0, 2.0), class_offset=(0.0, 0.0)).as_json())
-    with pytest.raises(UserError, match="damaged"):
-        copy.read_calibration()
-
-
 def test_a_stated_number_of_positives_holds_on_the_training_images(run: RunFolder, files: list[Path]) -> None:
     stored = run.read_scores()
     assert stored is not None
@@ -150,16 +141,6 @@ def test_the_command_takes_a_threshold(run: RunFolder, files: list[Path]) -> Non
     assert call("--threshold", "0") == [len(CLASSES)] * len(files)
     assert sum(call("--threshold", "recall=0.2")) <= sum(call("--threshold", "recall=0.9"))
     assert sum(call("--positives-per-image", "1")) <= sum(call("--positives-per-image", "6"))
-
-
-def test_known_labels_are_never_mixed_with_estimates(run: RunFolder) -> None:
-    """With all labels of other images known, everything is measured and nothing estimated."""
-    folder = run.folder.parent.parent / "images"
-    names = sorted(path.name for path in folder.iterdir())
-    truth = Table.from_dense(scenes(80, size=32).labels, names, CLASSES)
-    evaluation = Model.open(run).evaluate(truth, folder)
-    assert "estimated_precision" not in evaluation.overall
-    assert np.isfinite(evaluation.overall["mAP"])
 
 
 def test_decisions_after_next_review_and_continue(run: RunFolder, tmp_path: Path) -> None:
@@ -231,19 +212,3 @@ def test_control_answers_correct_the_probabilities() -> None:
     errors = [float(np.abs(calibration.scores(x).numpy() - p).mean()) for calibration in (before, after)]
     assert errors[1] < 0.8 * errors[0]
     assert "than" in after.assumption.split(";")[1]
-
-
-def test_negative_answers_to_likely_questions_add_no_labels() -> None:
-    """Control questions of `fill` are about likely entries: their answers say nothing about unlikely ones."""
-    generator = np.random.default_rng(0)
-    logits = generator.normal(-2, 2, size=(800, 8))
-    p = 1 / (1 + np.exp(-logits))
-    labelled = (generator.random(p.shape) < p) & (generator.random(p.shape) < 0.5)
-    likely = np.argwhere(~labelled & (p > 0.9))[:40]
-    answers = np.zeros(p.shape, np.int8)
-    answers[tuple(likely.T)] = np.where(np.arange(len(likely)) % 4 == 0, -1, 1)
-    x, known = torch.from_numpy(logits), torch.from_numpy(labelled.astype(np.int8))
-    before, after = (
-        fit_decisions(x, known, control=control).calibration.scores(x).sum() for control in (None, csr_array(answers))
-    )
-    assert 0.5 * before < after < before

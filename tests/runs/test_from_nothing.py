@@ -178,13 +178,3 @@ def test_a_tuned_network_keeps_the_names_of_the_frozen_recipe(named_labels, phot
     scores = probabilities(run.model, photos)
     export_onnx(run.model, tmp_path / "model.onnx")
     torch.testing.assert_close(probabilities(Model.open(tmp_path / "model.onnx"), photos), scores, atol=1e-3, rtol=0)
-
-
-def test_a_classifier_in_python_starts_from_the_names_of_classes(run, photos: Path) -> None:
-    scores = probabilities(run.model, photos).numpy()
-    y = np.array(CLASSES)[(scores - np.median(scores, 0)).argmax(1)]
-    files = sorted(photos.iterdir())
-    classifier = halflabel.HalfLabelClassifier("bce", backbone="fast", size=64, device="cpu").fit(files, y)
-    head = classifier.model_.head
-    assert isinstance(head, NormalisedLinear)
-    assert head.names is not None

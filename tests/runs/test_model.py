@@ -54,13 +54,6 @@ def test_onnx_and_torch_give_the_same_predictions(
         assert scores[0] == pytest.approx(scores[1], rel=1e-3)
 
 
-def test_a_tuned_backbone_is_run_by_torch(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor = trained(tmp_path / "run", folder, dataclasses.replace(CONFIG, tune="all"))
-    monkeypatch.setattr(onnx_features, "FEWEST_IMAGES", 12)
-    predictor.predict([folder])
-    assert not list(tmp_path.glob("**/*.onnx"))
-
-
 def test_a_second_evaluation_computes_no_features(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,10 +17,7 @@ from torch import Tensor, nn
 from halflabel.errors import UserError
 from halflabel.features import onnx_features
 from halflabel.features.backbones import build_backbone, fingerprint
-from halflabel.features.embed import write_features
 from halflabel.features.onnx_features import quiet_exporter
-from halflabel.images.sources import Images
-from halflabel.labels.names import Names
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
@@ -157,18 +154,6 @@ def test_a_head_is_trained_and_used_with_the_same_file(tmp_path: Path, folder: P
     assert fingerprint(build_backbone(str(path))) != before
     with pytest.raises(UserError, match="is not the file of the training"):
         Model.open(run)
-
-
-def test_features_are_written_for_later_trainings(tmp_path: Path, folder: Path) -> None:
-    path = write(tmp_path / "encoder.onnx", Encoder())
-    config = dataclasses.replace(HEAD, backbone=str(path), size=None)
-    backbone = build_backbone(str(path))
-    files = sorted(folder.glob("*.png"))
-    source = Images(files, Names([file.name for file in files]), config.views(backbone))
-    made_by = {"backbone": str(path), "size": 32, "resize": "keep", "channels": 3}
-    assert write_features(backbone, source, tmp_path / "features", made_by) == (len(files), 0)
-    evaluation = train(TABLE, tmp_path / "features", config, RunFolder(tmp_path / "run"))
-    assert evaluation is not None
 
 
 def test_a_network_that_does_not_end_and_huge_images_are_refused(

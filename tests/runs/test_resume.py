@@ -13,7 +13,6 @@ from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import Config
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.model import Model
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 
@@ -117,19 +116,6 @@ def test_a_run_is_resumed_despite_a_damaged_checkpoint(tmp_path: Path, folder: P
         go(tmp_path / "broken", folder, resume=True, reporter=Reporter(callback=callback))
     assert callback.epochs == 2
     assert weights(tmp_path / "broken") == weights(first_run)
-
-
-def test_resuming_a_finished_run_changes_nothing(folder: Path, first_run: Path, copied: Path) -> None:
-    measured = (copied / "metrics.json").read_text()
-    go(copied, folder, resume=True, reporter=Reporter(callback=Break(step=1)), cache=first_run.parent / "cache")
-    assert weights(copied) == weights(first_run)
-    assert (copied / "metrics.json").read_text() == measured
-
-
-def test_a_new_run_in_an_old_folder_has_its_own_calibration(folder: Path, copied: Path) -> None:
-    assert Model.open(RunFolder(copied)).calibration.known > 0
-    go(copied, folder, dataclasses.replace(HEAD, held_out=0.0))
-    assert Model.open(RunFolder(copied)).calibration.known == 0
 
 
 def test_a_second_training_into_the_same_folder_is_refused(tmp_path: Path, folder: Path) -> None:

@@ -57,23 +57,11 @@ def test_without_held_out_images_the_last_weights_are_saved(
     assert len(row.labels) == 3
 
 
-def test_a_table_too_small_to_hold_anything_out(tmp_path: Path, folder: Path) -> None:
-    fitted = go(tmp_path / "run", folder, table=TABLE.subset([0, 1]))
-    assert fitted is None or fitted.overall["images"] == 1
-    assert (tmp_path / "run" / "best.safetensors").exists()
-
-
 def test_files_and_tensors_of_the_same_images_train_alike(tmp_path: Path, folder: Path) -> None:
     config = dataclasses.replace(ALL, epochs=1)
     go(tmp_path / "files", folder, config)
     go(tmp_path / "tensor", paint()[0], config)
     assert weights(tmp_path / "files") == weights(tmp_path / "tensor")
-
-
-def test_the_number_of_workers_does_not_change_the_weights(tmp_path: Path, folder: Path) -> None:
-    for workers in (0, 2):
-        go(tmp_path / str(workers), folder, dataclasses.replace(ALL, workers=workers))
-    assert weights(tmp_path / "0") == weights(tmp_path / "2")
 
 
 def test_runs_in_one_folder_share_the_cache(tmp_path: Path, folder: Path) -> None:
@@ -107,18 +95,6 @@ def test_too_many_unreadable_images_stop_the_run_with_a_list(tmp_path: Path, con
     with pytest.raises(UserError, match=r"cannot be read, over the limit of 1 %.*bad_images.csv, or raise max_bad"):
         go(tmp_path / "run", folder, config)
     assert "truncated" in (tmp_path / "run" / "bad_images.csv").read_text()
-
-
-def test_an_image_without_a_file_is_unreadable(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "images")
-    (folder / "09.png").unlink()
-    go(tmp_path / "run", folder, dataclasses.replace(HEAD, max_bad=0.1))
-    assert "09.png" in (tmp_path / "run" / "bad_images.csv").read_text()
-
-
-def test_image_names_may_lack_their_ending(tmp_path: Path, folder: Path) -> None:
-    table = Table.from_dense(TABLE.dense(), [name.removesuffix(".png") for name in TABLE.images], CLASSES)
-    assert go(tmp_path / "run", folder, table=table).overall["mAP"] > 0.9
 
 
 POSITIVES = Table.from_dense(np.where(TABLE.dense() > 0, 1, 0), TABLE.images, CLASSES)
@@ -229,13 +205,6 @@ def test_copies_of_an_image_are_held_out_together(tmp_path: Path) -> None:
     assert set(part.tolist()) == {0, 1}
 
 
-def test_the_config_is_written_and_read_back(tmp_path: Path) -> None:
-    config = dataclasses.replace(ALL, options={"alpha": 0.5, "flag": True}, weights="w.pth", linear_init=3)
-    run = RunFolder(tmp_path)
-    run.write_config(config.as_dict())
-    assert Config.from_dict(run.read_config()) == config
-
-
 def test_equal_runs_are_equal_files(tmp_path: Path, folder: Path, first_run: Path) -> None:
     for name in ("a", "b"):
         go(tmp_path / name, folder, cache=first_run.parent / "cache")
@@ -259,34 +228,3 @@ def test_the_log_compares_guesses_with_the_truth(tmp_path: Path, folder: Path) -
     with pytest.raises(UserError, match="hidden labels have no class 'red'"):
         job.start()
     assert not (tmp_path / "other" / "config.yaml").exists()
-
-
-def test_a_method_with_two_views_trains_on_cached_features(tmp_path: Path, folder: Path) -> None:
-    assert go(tmp_path / "run", folder, dataclasses.replace(HEAD, method="srcr")) is not None
-
-
-def test_a_training_that_diverges_stops_with_advice(tmp_path: Path, folder: Path) -> None:
-    config = dataclasses.replace(HEAD, lr=1e9, epochs=4)
-    with pytest.raises(UserError, match="diverges") as stop:
-        go(tmp_path / "run", folder, config)
-    assert "lower ‹lr›" in stop.value.fix
-
-
-def test_fp16_on_a_cpu_warns_that_it_is_float32(tmp_path: Path, folder: Path, first_run: Path) -> None:
-    config = dataclasses.replace(HEAD, precision="fp16")
-    with pytest.warns(UserWarning, match="float32"):
-        go(tmp_path / "run", folder, config)
-    before, after = (Model.open(RunFolder(path)).network.state_dict() for path in (first_run, tmp_path / "run"))
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_images_that_were_not_packed_are_listed(tmp_path: Path, first_run: Path) -> None:
-    from halflabel.images.pack.read import PackSettings
-    from halflabel.images.pack.write import pack_images
-
-    images = write_folder(tmp_path / "images", bad=(3,))
-    pack_images(images, tmp_path / "pack", PackSettings(size=32), max_bad=1.0)
-    predictions = Model.open(RunFolder(first_run)).predict([tmp_path / "pack"])
-    assert len(predictions) == N
-    assert [item.image for item in predictions if item.error] == [str(images / "03.png")]
-    assert "not packed" in predictions[-1].error

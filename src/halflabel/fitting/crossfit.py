@@ -1,8 +1,6 @@
 """Cross-fitting on frozen features: every training image is scored by models that saw none of its labels.
 
-One call fits the whole frozen recipe: normalisation, strength of regularisation, similar images and the final head on
-all images. The out-of-fold scores choose the strength and the similar images, and serve metrics, calibration,
-thresholds, fill and questions afterwards.
+One call fits the whole frozen recipe: normalisation, strength of regularisation, similar images and the final head.
 """
 
 from __future__ import annotations
@@ -204,7 +202,8 @@ def crossfit(
     make_methods = make_method if isinstance(make_method, Sequence) else [make_method]
     if start is not None and start.is_near(table):
         return _fit_further(start, table, make_methods, table if evaluation is None else evaluation)
-    folds = folds or default_folds(table)
+    is_large = table.shape[0] * table.shape[1] >= LARGE
+    folds = folds or (LARGE_FOLDS if is_large else FOLDS)
     bases = Basis.of(features, classifier, device=device) if isinstance(features, Tensor) else features
     basis = bases[0]
     rows, device = basis.rows, str(basis.features.device)
@@ -213,17 +212,22 @@ def crossfit(
     fold_of_all = assign_parts(table, [1 / folds] * folds, groups=groups, seed=seed)
     fold = torch.from_numpy(fold_of_all[rows]).to(device)
     judged = (table if evaluation is None else evaluation).subset(rows)
-    is_large = table.shape[0] * table.shape[1] >= LARGE
     pairs = folds * (folds - 1) // 2
     searches = len(bases) + len(make_methods) - 1
     attempts = 0 if strength is not None else searches * len(STRENGTHS) * (1 if is_large else folds)
     fold_fits = folds if is_large or strength is not None else 0
-    steps = _Steps(progress, attempts + fold_fits + pairs * use_similar)
+    total, count = attempts + fold_fits + pairs * use_similar, itertools.count(1)
+
+    def done() -> None:
+        if progress is not None:
+            number = next(count)
+            progress(number, max(total, number))
+
     tried: dict[float, float] = {}
     factor = 1.0 if strength is not None else 3.0
 
     with use_free_cores():
-        task = _Task(make_methods, basis, table.subset(rows), fold, folds, judged, basis.names)
+        task = _Task(make_methods, basis, table.subset(rows), fold, folds, judged, basis.names, done=done)
         members = tuple(range(len(make_methods)))
         measured: list[Measured] = []
         if strength is None:
@@ -232,7 +236,7 @@ def crossfit(
             times = [time.perf_counter()]
             for each in bases:
                 attempt = replace(task, make_methods=make_methods[:1], basis=each, scored={})
-                choices.append((*choose(attempt, steps), attempt))
+                choices.append((*choose(attempt), attempt))
             # The mean over strengths: the best of few labels is best by chance.
             strength, tried, task = max(choices, key=lambda choice: np.mean([choice[1][each] for each in STRENGTHS]))
             if len(make_methods) > 1:
@@ -240,22 +244,22 @@ def crossfit(
                 for make in make_methods[1:]:
                     times.append(time.perf_counter())
                     attempt = replace(task, make_methods=[make], scored={}, heads=[])
-                    attempts_of_all.append((choose(attempt, steps)[0], attempt))
+                    attempts_of_all.append((choose(attempt)[0], attempt))
                 if measure:
                     seconds = np.diff([*times, time.perf_counter()]).tolist()
                     members, measured = choose_members([attempt.judged for _, attempt in attempts_of_all], seconds)
                 strength, task = _average([attempts_of_all[member] for member in members])
         if not len(task.out_of_fold):
-            task.out_of_fold = _score_folds(task, _solvers(task), strength, steps)
+            task.out_of_fold = _score_folds(task, _solvers(task), strength)
         if task.names is not None:
             known = judged if unchosen is None else unchosen.subset(rows)
             use = _trust_names_by_sample if is_large else _trust_names
-            strength = use(task, strength, torch.from_numpy(known.dense()).to(device), steps)
+            strength = use(task, strength, torch.from_numpy(known.dense()).to(device))
         logits = task.out_of_fold
         quality = task.quality(logits)
         tried = tried or {strength: quality}
         if use_similar:
-            logits, quality = _mix_similar(task, strength, quality, is_large, steps)
+            logits, quality = _mix_similar(task, strength, quality, is_large)
     of_all = task.of_all(logits, len(table))
     return CrossFit(
         of_all, fold_of_all, strength, tried, quality, table.known, task, strength, members, measured, factor
@@ -270,37 +274,16 @@ def to_components(transform: FeatureTransform, features: Tensor, rows: Tensor) -
     device = transform.mean.device
     sample = features[rows[:: -(-len(rows) // _LARGEST_SAMPLE)]].to(device)
     directions, variance = principal_components(transform(sample), COMPONENTS)
-    components = _table((len(rows), directions.shape[1]), device)
+    what = f"the features of {len(rows)} images take"
+    components = memory.scratch_zeros((len(rows), directions.shape[1]), what=what, device=device)
     for into, part in zip(torch.split(components, BLOCK), torch.split(rows, BLOCK), strict=True):
         into.copy_(transform(features[part].to(device)) @ directions)
     return components, directions, variance
 
 
-def _table(shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Return a table of features on a device; on the CPU in a scratch file if it is large."""
-    return memory.scratch_zeros(shape, what=f"the features of {shape[0]} images take", device=device)
-
-
 def _score(solver: LinearSolver | AverageSolver, task: _Task, rows: Tensor) -> Tensor:
     """Return the logits of some images, block by block."""
     return torch.cat([solver.score(task.take(part)) for part in torch.split(rows, _SCORED)])
-
-
-def default_folds(table: Table) -> int:
-    """Return the number of folds that a table is divided into."""
-    return FOLDS if table.shape[0] * table.shape[1] < LARGE else LARGE_FOLDS
-
-
-class _Steps:
-    """Counts finished solves for the progress bar."""
-
-    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
-        self.progress, self.total, self.count = progress, total, 0
-
-    def done(self) -> None:
-        self.count += 1
-        if self.progress is not None:
-            self.progress(self.count, max(self.total, self.count))
 
 
 @dataclass
@@ -322,6 +305,7 @@ class _Task:
     factors: Sequence[float] = ()  # strengths of the methods, relative to that of the first; (): the same
     # The scores that chose the strength, and their labels.
     judged: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
+    done: Callable[[], None] = lambda: None  # called after each solve
 
     def __post_init__(self) -> None:
         self.features, device = self.basis.features, self.basis.features.device
@@ -355,7 +339,8 @@ class _Task:
     def take(self, rows: Tensor) -> Tensor:
         """Return the features of some images, block by block, and their scores from class names beside them."""
         parts = [self.features] if self.trust is None or self.names is None else [self.features, self.names]
-        taken = _table((len(rows), sum(part.shape[1] for part in parts)), self.features.device)
+        shape, what = (len(rows), sum(part.shape[1] for part in parts)), f"the features of {len(rows)} images take"
+        taken = memory.scratch_zeros(shape, what=what, device=self.features.device)
         for into, block in zip(torch.split(taken, BLOCK), torch.split(rows, BLOCK), strict=True):
             torch.cat([part[block] for part in parts], 1, out=into)
         return taken
@@ -401,15 +386,16 @@ def _fit_further(start: CrossFit, table: Table, make_methods: Sequence[MakeMetho
     The strength is compared with one neighbour, in turn the higher and the lower one until one of them is better.
     """
     task = start._task
-    rows, none = task.basis.rows, _Steps(None, 0)
+    rows = task.basis.rows
     task = replace(task, make_methods=make_methods, table=table.subset(rows), evaluation=evaluation.subset(rows))
+    task.done = lambda: None
     strength, next_factor = start.strength, start.next_factor
     with use_free_cores():
         solvers = [task.solver(task.fold != number, head) for number, head in enumerate(task.heads)]
-        task.out_of_fold = _score_folds(task, solvers, strength, none, _FURTHER_ITERATIONS)
+        task.out_of_fold = _score_folds(task, solvers, strength, _FURTHER_ITERATIONS)
         quality, heads, other = task.quality(task.out_of_fold), task.heads, strength * next_factor
         if other != strength and WEAKEST <= other <= STRONGEST:
-            logits = _score_folds(task, solvers, other, none, _FURTHER_ITERATIONS)
+            logits = _score_folds(task, solvers, other, _FURTHER_ITERATIONS)
             if (reached := task.quality(logits)) > quality:
                 strength, quality, heads, task.out_of_fold = other, reached, task.heads, logits
         task.heads = heads
@@ -423,7 +409,7 @@ def _fit_further(start: CrossFit, table: Table, make_methods: Sequence[MakeMetho
     return replace(start, logits=logits_of_all, strength=strength, quality=quality, next_factor=next_factor, _task=task)
 
 
-def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, dict[float, float]]:
+def _choose_strength(task: _Task) -> tuple[float, dict[float, float]]:
     """Return the best strength, whose out-of-fold logits are the task's, and the quality of each one tried.
 
     Each fit starts from the solution of the last strength.
@@ -433,7 +419,7 @@ def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, dict[float, flo
 
     def quality(strength: float) -> float:
         nonlocal best, heads
-        logits = _score_folds(task, solvers, strength, steps)
+        logits = _score_folds(task, solvers, strength)
         if task.names is not None:
             task.scored[strength] = logits, task.heads
         reached = task.quality(logits)
@@ -446,7 +432,7 @@ def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, dict[float, flo
     return strength, tried
 
 
-def _trust_names(task: _Task, strength: float, labels: Tensor, steps: _Steps) -> float:
+def _trust_names(task: _Task, strength: float, labels: Tensor) -> float:
     """Let the heads of a task start from class names, if that helps on `labels` (N, C); return the strength.
 
     A head without names and one with some trust give the head of any trust: the solution is nearly linear in it.
@@ -459,7 +445,7 @@ def _trust_names(task: _Task, strength: float, labels: Tensor, steps: _Steps) ->
     for tried, (without, heads) in scored.items():
         if tried != strength and not (tried > strength and has_few):
             continue
-        gain = (_score_folds(trial, _solvers(trial, heads), tried, steps) - without) / _TRIAL
+        gain = (_score_folds(trial, _solvers(trial, heads), tried) - without) / _TRIAL
         trust, _ = choose_trust(without, gain, labels)
         logits = without + trust * gain
         if (quality := task.quality(logits)) > best_quality:
@@ -471,17 +457,17 @@ def _trust_names(task: _Task, strength: float, labels: Tensor, steps: _Steps) ->
     return best
 
 
-def _trust_names_by_sample(task: _Task, strength: float, labels: Tensor, steps: _Steps) -> float:
+def _trust_names_by_sample(task: _Task, strength: float, labels: Tensor) -> float:
     """The same for large tables: a sample of the classes tells the trust of all, and the strength stays."""
     step, trial = sampling_step(task.table.shape), task.sample()
     trial.trust = torch.full((trial.table.shape[1],), _TRIAL, device=labels.device)
     without = task.out_of_fold[:, ::step]
-    gain = (_score_folds(trial, _solvers(trial), strength, steps) - without) / _TRIAL
+    gain = (_score_folds(trial, _solvers(trial), strength) - without) / _TRIAL
     sampled, common = choose_trust(without, gain, labels[:, ::step])
     if bool(sampled.any()):
         task.trust = torch.full((task.table.shape[1],), common, device=labels.device)
         task.trust[::step] = sampled
-        task.out_of_fold = _score_folds(task, _solvers(task), strength, steps)
+        task.out_of_fold = _score_folds(task, _solvers(task), strength)
     return strength
 
 
@@ -496,7 +482,7 @@ def _solvers(task: _Task, heads: Heads | None = None) -> Iterator[LinearSolver |
     return (task.solver(task.fold != number, heads[number] if heads else None) for number in range(task.folds))
 
 
-def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[float, float]]:
+def _choose_strength_by_sample(task: _Task) -> tuple[float, dict[float, float]]:
     """Return the strength that is best for the first fold of a sample of classes, and the quality of each one tried.
 
     Each fit starts from zero, as that of all classes does: with few labels a fit that ends by the tolerance depends on
@@ -509,7 +495,7 @@ def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[
     def quality(strength: float) -> float:
         solver = sample.solver(task.fold != 0)
         solver.fit(strength)
-        steps.done()
+        task.done()
         scored[strength] = _score(solver, sample, rows)
         return ranking_quality(scored[strength], labels)
 
@@ -538,12 +524,9 @@ def _average(attempts: Sequence[tuple[float, _Task]]) -> tuple[float, _Task]:
 def _mean_scores(scored: Sequence[tuple[Tensor, Heads]]) -> tuple[Tensor, Heads]:
     """Return the mean logits of several methods, and the mean head of each fold."""
     logits, heads = zip(*scored, strict=True)
-    return torch.stack(logits).mean(0), [_mean_head(of_fold) for of_fold in zip(*heads, strict=True)]
-
-
-def _mean_head(heads: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    weights, biases = zip(*heads, strict=True)
-    return torch.stack(weights).mean(0), torch.stack(biases).mean(0)
+    of_folds = (zip(*of_fold, strict=True) for of_fold in zip(*heads, strict=True))
+    means = [(torch.stack(weights).mean(0), torch.stack(biases).mean(0)) for weights, biases in of_folds]
+    return torch.stack(logits).mean(0), means
 
 
 def best_strength(quality: Callable[[float], float]) -> tuple[float, dict[float, float]]:
@@ -574,7 +557,6 @@ def _score_folds(
     task: _Task,
     solvers: Iterable[LinearSolver | AverageSolver],
     strength: float,
-    steps: _Steps,
     iterations: int | None = None,
 ) -> Tensor:
     """Return the out-of-fold logits (N, C) of one strength, by the solver of each fold; its heads are the task's."""
@@ -584,7 +566,7 @@ def _score_folds(
         solver.fit(strength, iterations)
         logits[rows] = _score(solver, task, rows)
         task.heads.append((solver.weight.clone(), solver.bias.clone()))
-        steps.done()
+        task.done()
     return logits
 
 
@@ -598,14 +580,14 @@ class _Similar(NamedTuple):
     weight: float = _MIXES[0][1]
 
 
-def _mix_similar(task: _Task, strength: float, quality: float, is_large: bool, steps: _Steps) -> tuple[Tensor, float]:
+def _mix_similar(task: _Task, strength: float, quality: float, is_large: bool) -> tuple[Tensor, float]:
     """Return the out-of-fold logits with similar images, and the quality.
 
     Similar images are not used where they lower the quality too much. Of a large table a sample of the classes decides.
     """
     projections = _projections(task.basis)
     similar, sample = _find_similar(task, projections[0]), task.sample() if is_large else task
-    sample.guesses = _guesses_by_fold(sample, strength, steps)
+    sample.guesses = _guesses_by_fold(sample, strength)
     if not is_large and has_negatives_to_rank(task.evaluation_labels):
         similar = _choose_similar(task, [similar, *(_find_similar(task, each) for each in projections[1:])])
     mixed = _mixed(sample, similar)
@@ -614,7 +596,7 @@ def _mix_similar(task: _Task, strength: float, quality: float, is_large: bool, s
         return task.out_of_fold, quality
     task.similar = similar
     if is_large:
-        task.guesses = _guesses_by_fold(task, strength, steps)
+        task.guesses = _guesses_by_fold(task, strength)
         mixed = _mixed(task, similar)
     return torch.logit(mixed.clamp_(1e-7, 1 - 1e-6)), reached
 
@@ -668,7 +650,7 @@ def _mixed(task: _Task, similar: _Similar) -> Tensor:
     return torch.sigmoid(task.out_of_fold).mul_(1 - weight).add_(total / sum_of_shares, alpha=weight)
 
 
-def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor]:
+def _guesses_by_fold(task: _Task, strength: float) -> list[Tensor]:
     """Return guesses for the references (R, C), for each fold k by a model without fold k and the image's own.
 
     Known labels take the place of guesses. In half precision, which is what the index of similar images stores.
@@ -683,5 +665,5 @@ def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor
             places = (reference_fold == other).nonzero()[:, 0]
             scores = solver.score(task.take(task.references[places]))
             guesses[fold, places] = torch.sigmoid(scores).half()
-        steps.done()
+        task.done()
     return [task.known_or(guess) for guess in guesses]

@@ -1,7 +1,7 @@
-"""`fit`: from labels and features, or images, to a model and scores of images whose labels it did not see.
+"""`fit`, which every command and class that trains calls: from labels and images to a model and unbiased scores.
 
-Every command and class that trains calls it: a method with a linear loss is fitted by L-BFGS on pooled features, with
-out-of-fold scores; every other system is trained in epochs of batches, and scores the images that were held out.
+A method with a linear loss is fitted by L-BFGS on pooled features, with out-of-fold scores; every other system is
+trained in epochs of batches, and scores the images that were held out.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from halflabel.fitting.config import Config
 from halflabel.fitting.crossfit import FOLDS, Basis, CrossFit, best_inside, crossfit
 from halflabel.fitting.loop import Fitted
 from halflabel.fitting.loop import fit as fit_epochs
+from halflabel.fitting.solver import cross_entropy
 from halflabel.fitting.whole import (
     Member,
     Mix,
@@ -54,8 +55,6 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Recipe
-from halflabel.methods.parts.losses import BCE, over_known
-from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.system import distributed, memory
 from halflabel.system.format import duration
 from halflabel.system.reporter import SILENT, Reporter
@@ -111,13 +110,13 @@ class Inputs:
 
     @cached_property
     def _fitted_names(self) -> tuple[NameScores | None, Tensor | None]:
-        classifier = None if self.backbone is None else self.backbone.name_classifier
-        if self.backbone is None or self.likeness is None or classifier is None:
+        backbone = self.backbone
+        if backbone is None or self.likeness is None or backbone.name_classifier is None:
             return None, None
         is_map = isinstance(self.features, Features) and self.features.values.ndim == 4
-        if is_map and self.backbone.has_own:  # the vector that names are compared with is not the mean of the map
+        if is_map and backbone.has_own:  # the vector that names are compared with is not the mean of the map
             return None, None
-        scorer, scores = NameScores.fit(classifier, self.likeness, pooled_features(self.features))
+        scorer, scores = NameScores.fit(backbone.name_classifier, self.likeness, pooled_features(self.features))
         return scorer, scores.cpu()
 
     @property
@@ -220,22 +219,11 @@ def fit(
         return _fit_folds(assembly, labels, inputs, folds)
     if part is None:
         part = hold_out(labels.evaluation, config, inputs.groups)
-    way = (
-        _Whole
-        if _tunes_from_frozen(assembly, inputs, table.subset(np.flatnonzero(part == TRAINED)), validation, trained)
-        else _Batches
-    )
+    # A whole network is tuned from the frozen recipe on, unless the images that validate it or its weights are given.
+    can_start = assembly.tunes_from_frozen and inputs.backbone is not None and validation is None and trained is None
+    inside = table.subset(np.flatnonzero(part == TRAINED))
+    way = _Whole if can_start and solver_hindrance(cross_entropy(), "bce", inside) is None else _Batches
     return way(assembly, labels, inputs, part, choosing, validation, begin, trained, watch).fit()
-
-
-def _tunes_from_frozen(assembly: Assembly, inputs: Inputs, table: Table, *given: object) -> bool:
-    """Return whether a whole network is tuned from the frozen recipe on, which has to fit the images by L-BFGS.
-
-    Not in plain batches, and not where the images that validate it or its weights are `given`.
-    """
-    if not assembly.tunes_from_frozen or inputs.backbone is None or any(each is not None for each in given):
-        return False
-    return solver_hindrance(_bce(), "bce", table) is None
 
 
 def _fit_nothing(labels: Labels, inputs: Inputs, config: Config) -> Fit:
@@ -261,11 +249,6 @@ def hold_out(table: Table, config: Config, groups: NDArray[np.int64] | None) -> 
     if not share:
         return np.zeros(len(table), np.int8)
     return assign_parts(table, (1 - share, share), groups=groups, seed=config.seed)
-
-
-def _bce() -> Method:
-    """Return cross-entropy on known labels; where only positives are known, unknown counts as absent."""
-    return Method(BCE(), UnknownAs("auto"), reduce=over_known)
 
 
 def _fit_linear(
@@ -400,7 +383,7 @@ class _Batches:
         None where L-BFGS has too few images or too many scores.
         """
         method = "bce" if (self.table.value < 0).any() else "an"
-        if not self.config.linear_start or solver_hindrance(_bce(), method, self.table) is not None:
+        if not self.config.linear_start or solver_hindrance(cross_entropy(), method, self.table) is not None:
             return None
         config = dataclasses.replace(self.config, method=method, options={}, fit="linear", l2_strength=None)
         features, backbone = pooled_features(source), self.inputs.backbone
@@ -571,7 +554,8 @@ class _Whole(_Batches):
             assert inner.config is not None
             assert inner.scores is not None
             config = dataclasses.replace(inner.config, candidates="")
-            whole = self._fit_frozen(features, self._all, config, self.frozen_backbone)
+            used = np.flatnonzero(self.part != LEFT_OUT)
+            whole = self._fit_frozen(features, used, config, self.frozen_backbone)
             return inner.model, whole.model, torch.from_numpy(inner.scores.logits)
 
         inner, whole, scores = distributed.run_on_main(fit_frozen)
@@ -603,11 +587,6 @@ class _Whole(_Batches):
     def message(self, text: str) -> None:
         self.watch.reporter.message(text)
 
-    @property
-    def _all(self) -> NDArray[np.int64]:
-        """The images that are trained on or held out."""
-        return np.flatnonzero(self.part != LEFT_OUT)
-
     def check_time(self, backbone: Backbone) -> None:
         """Raise if no GPU is there, none was asked for, and training would take long; say how long."""
         if self.assembly.device != "cpu" or self.config.device == "cpu":
@@ -631,10 +610,10 @@ class _Whole(_Batches):
 
     def _frozen_config(self) -> Config:
         """Return the configuration of the frozen recipe: a named method trains the network, and `auto` chooses here."""
-        config, choice = self.config, choose(self.labels.training.stats)
-        frozen = dataclasses.replace(config, tune="head")
-        if config.targets == "soft":  # then the method is the one that suits a frozen backbone
+        frozen = dataclasses.replace(self.config, tune="head")
+        if frozen.targets == "soft":  # then the method is the one that suits a frozen backbone
             return frozen
+        choice = choose(self.labels.training.stats)
         candidates = ", ".join(map(str, choice.candidates))
         return dataclasses.replace(frozen, method=choice.method, options=choice.options, candidates=candidates)
 

@@ -37,6 +37,11 @@ _BLOCK_ENTRIES = 2**20  # logits computed at once
 _SPARSE = 0.3  # losses are computed entry by entry where fewer than this share of the entries have one
 
 
+def cross_entropy() -> Method:
+    """Return cross-entropy on known labels; where only positives are known, unknown counts as absent."""
+    return Method(BCE(), UnknownAs("auto"), reduce=over_known)
+
+
 def is_separable(method: Method) -> bool:
     """Return whether the loss of an entry depends on its own logit alone, so that each class has its own solution."""
     has_entry_terms = all(isinstance(term, EntryTerm) for term in method.terms)
@@ -202,10 +207,9 @@ class LinearSolver:
 
     def _start_from_bce(self, strength: float, iterations: int | None) -> None:
         if self.base is None:
-            bce = Method(BCE(), UnknownAs("auto"), reduce=over_known)
             trust = self.head.trust if self.features.shape[1] > len(self.head.scale) else None
             same: dict[str, Any] = {"variance": self.variance, "tolerance": self.tolerance, "trust": trust}
-            self.base = LinearSolver(bce, self.features, self.table, **same)
+            self.base = LinearSolver(cross_entropy(), self.features, self.table, **same)
         self.base.fit(strength, iterations)
         self.head.rescale(self.base.head.scale)
         self.head.load_state_dict(self.base.head.state_dict())

@@ -22,7 +22,7 @@ from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
 from halflabel.runs.export.hub import FILES, export_hub, push
 from halflabel.runs.export.metadata import describe
-from halflabel.runs.export.onnx import OnnxHead, export_onnx
+from halflabel.runs.export.onnx import OnnxHead
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
 from halflabel.runs.train import train
@@ -126,22 +126,6 @@ def test_mirror_images_are_scored_where_the_run_scored_them(run: RunFolder, copi
     expected = predictor.predict([pictures])
     config.write_text(json.dumps(describe(predictor)))
     assert Model.open(copied).predict([pictures]) == expected != plain
-
-
-def test_the_hub_folder_exports_to_onnx(
-    run: RunFolder, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writer gets the same model; the writer itself is tested elsewhere."""
-    written = list[Model]()
-    monkeypatch.setattr(
-        "halflabel.runs.export.onnx.write_onnx",
-        lambda model, path, **more: written.append(model),
-    )
-    for predictor in (Model.open(run.folder), Model.open(folder)):
-        export_onnx(predictor, tmp_path / "m.onnx")
-    assert describe(written[0]) == describe(written[1])
-    weights = (model.network.parameters() for model in written)
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
 def test_the_normalisation_of_training_is_used(run: RunFolder, copied: Path) -> None:

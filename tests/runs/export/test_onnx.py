@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +23,20 @@ from halflabel.features.feature_transform import FeatureTransform, principal_com
 from halflabel.features.heads import Ensemble, Head, Linear, NormalisedLinear, Weldon
 from halflabel.features.heads import Model as Network
 from halflabel.features.names import NameScores
-from halflabel.features.onnx_features import parity_images
 from halflabel.features.similar_images import SimilarImages
 from halflabel.fitting.config import Config
 from halflabel.images.views import Plain
 from halflabel.labels.names import Names
-from halflabel.methods.base import recipe
 from halflabel.methods.boostlu import BoostedMaps
-from halflabel.methods.cnn_rnn import RecurrentHead
 from halflabel.methods.latent_noise import LatentNoiseHead
+from halflabel.methods.parts.embedding_heads import Bilinear
+from halflabel.methods.parts.recurrent_head import RecurrentHead
 from halflabel.methods.parts.semantic import GraphClassifier, LabelAwareHead, SemanticHead
 from halflabel.methods.plcl import GnnHead
 from halflabel.methods.rlsd import Regional
 from halflabel.methods.srcr import SaliencyHead
-from halflabel.methods.wsabie import Bilinear
-from halflabel.runs.export import onnx as onnx_export
 from halflabel.runs.export.onnx import (
     ExportedGraph,
-    Parity,
     export_onnx,
     require_package,
     write_onnx,
@@ -242,15 +237,6 @@ def test_a_file_that_computes_something_else_is_refused(
     assert export_onnx(Model.open(run), path, tolerance=1e-3).logits == pytest.approx(3e-4, rel=0.2)
 
 
-def test_nan_is_refused(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nan = Parity(float("nan"), 0.0, 8)
-    monkeypatch.setattr("halflabel.runs.export.onnx._compare", lambda *_: nan)
-    monkeypatch.setattr("halflabel.runs.export.onnx._translate", lambda *_: onnx.load_model_from_string(_EMPTY))
-    with pytest.raises(UserError, match="was not written"):
-        export_onnx(Model.open(run), tmp_path / "m.onnx")
-    assert not list(tmp_path.iterdir())
-
-
 def _smallest() -> bytes:
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -296,25 +282,6 @@ def test_bad_arguments_are_refused(run: RunFolder, exported: Path, tmp_path: Pat
     assert caught.value.fix == "pip install no_such_package"
     result = CliRunner().invoke(app, ["export", "onnx", str(run.folder), "--out", str(exported)])
     assert result.exit_code == 2
-
-
-def test_a_method_that_declares_no_export_is_refused(
-    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onnx_export, "recipe", lambda name: replace(recipe(name), no_onnx="its head asks a server"))
-    with pytest.raises(UserError, match="does not support export to ONNX: its head asks a server"):
-        export_onnx(Model.open(run), tmp_path / "m.onnx")
-
-
-def test_parity_images_are_noise_and_scenes() -> None:
-    noise, scene = parity_images((32, 32), 3).values()
-    assert noise.shape == scene.shape == (3, 3, 32, 32)
-    assert noise.dtype == scene.dtype == torch.uint8
-
-    def roughness(images: Tensor) -> float:
-        return float(images.float().diff(dim=3).abs().mean())
-
-    assert roughness(noise) > 3 * roughness(scene) > 0
 
 
 def test_a_foreign_onnx_file_is_refused(tmp_path: Path) -> None:
