@@ -120,7 +120,7 @@ def fault_places() -> dict[str, tuple[Any, str, int, bool]]:
         "file: before its sync": (os, "fsync", 60, False),
         "file: before its name": (os, "replace", 40, False),
         "file: after its name": (os, "replace", 40, True),
-        "results": (RunFolder, "write_json", 4, False),
+        "results": (RunFolder, "write_text", 2, False),
     }
 
 

@@ -21,10 +21,7 @@ from typer.testing import CliRunner
 
 from halflabel import cli
 from halflabel.cli import app
-from halflabel.errors import UserError
-from halflabel.fitting.config import Config
-from halflabel.fitting.loop import fit
-from halflabel.methods.base import recipe, recipes
+from halflabel.methods.base import recipes
 from halflabel.system import distributed
 
 
@@ -214,33 +211,12 @@ def test_a_killed_process_ends_the_job_and_one_process_resumes_it(two_processes:
     assert_close(load_file(tmp_path / "broken/best.safetensors"), load_file(run / "best.safetensors"), 1e-5)
 
 
-def test_ranks_of_one_and_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (distributed.world_size(), distributed.rank(), distributed.is_distributed(), distributed.is_main()) == (
-        1,
-        0,
-        False,
-        True,
-    )
-    monkeypatch.setenv("WORLD_SIZE", "4")  # some queues set it for jobs of one process
-    assert not distributed.is_distributed()
-    monkeypatch.setenv("RANK", "3")
-    assert (distributed.world_size(), distributed.rank(), distributed.is_main()) == (4, 3, False)
-
-
 def test_commands_for_one_process_are_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     result = CliRunner().invoke(app, ["methods"])
     assert result.exit_code == 2
     assert "methods runs in one process, not in 2" in result.stderr
-
-
-def test_compiling_is_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    method = recipe("bce").make()
-    with pytest.raises(UserError, match='compile="inductor" works in one process'):
-        fit(JOB.model(method), method, JOB.images(), JOB.labels(), Config(compile="inductor"))
 
 
 def test_errors_of_a_lost_process_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:

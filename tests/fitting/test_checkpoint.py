@@ -103,20 +103,6 @@ def test_files_of_a_killed_writer_are_ignored(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint.save(tmp_path, 1, content(1))
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", fail)
-        with pytest.raises(UserError, match="No space left"):
-            checkpoint.save(tmp_path, 2, content(2))
-    assert [path.name for path in tmp_path.iterdir()] == ["0000000001.pt"]
-    assert newest(tmp_path)["epoch"] == 1
-
-
 def test_a_disk_that_fills_up_while_tensors_are_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

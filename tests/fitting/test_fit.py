@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from halflabel import metrics
-from halflabel.features.feature_transform import FeatureTransform
-from halflabel.features.heads import NormalisedHead, pool
+from halflabel.features.heads import NormalisedHead
 from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Fit, Inputs, Watch, fit
@@ -63,12 +62,6 @@ def test_similar_images_count_only_after_training() -> None:
     assert fitted.epochs is not None
     assert not any("similar" in name for name in fitted.epochs.weights)
     assert go("mean-teacher", similar=False)[0].model.head.similar is None
-
-
-def test_normalised_maps_have_the_normalised_vector_as_their_mean() -> None:
-    maps = torch.from_numpy(make_maps()[0])
-    transform = FeatureTransform.fit(pool(maps))
-    torch.testing.assert_close(pool(transform.places(maps)), transform(pool(maps)))
 
 
 def test_a_rate_between_two_others_is_chosen() -> None:

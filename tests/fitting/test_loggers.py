@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,21 +38,6 @@ def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     log_two_epochs("tensorboard", tmp_path)
     assert read_events(tmp_path / "tensorboard") == {"loss": [1.0, 0.5], "evaluation/mAP": [0.75]}
-
-
-@pytest.mark.slow
-def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    log_two_epochs("mlflow", tmp_path)
-    (run,) = mlflow.MlflowClient().search_runs(["0"])
-    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
-    assert run.data.params["options"] == "{'alpha': 0.2}"
-    assert run.data.metrics == {"loss": 0.5, "evaluation/mAP": 0.75}
-    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
-    assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5)]
 
 
 class FakeMlflow:
@@ -94,21 +78,6 @@ def test_a_store_that_mlflow_cannot_write_is_an_error_with_a_fix(
     monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow(can_write=False))
     with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
         make_loggers(["mlflow"], "first", SETTINGS, tmp_path)
-
-
-@pytest.mark.slow
-def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    log_two_epochs("wandb", tmp_path)
-    (file,) = tmp_path.rglob("run-*.wandb")
-    for _ in range(100):  # another process of wandb writes the file
-        data = file.read_bytes()
-        if b"evaluation/mAP" in data and b"loss" in data:
-            return
-        time.sleep(0.1)
-    pytest.fail("the numbers are not in the file")
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import json
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
 from halflabel.labels.labels import Labels
@@ -203,17 +201,3 @@ def test_paths_that_are_not_utf8_are_written_unchanged(tmp_path: Path) -> None:
     assert (tmp_path / "repro.sh").read_bytes() == b"echo ph\xff\n"
     run.write_config({"images": odd})
     assert run.read_config() == {"images": odd}
-
-
-def test_the_completion_time_is_written_once(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    before = datetime.now(UTC).replace(microsecond=0)
-    run.write_completion("bce: cross-entropy")
-    content = run.read_object("made.json")
-    assert content["trained"] == "bce: cross-entropy"
-    assert content["halflabel"] == __version__
-    assert content["time"].endswith("Z")
-    assert before <= datetime.fromisoformat(content["time"]) <= datetime.now(UTC)
-    write_json(run / "made.json", {"time": "2031-02-03T04:05:06Z"})
-    run.write_completion("bce: cross-entropy")  # a finished run that is resumed
-    assert run.read_object("made.json") == {"time": "2031-02-03T04:05:06Z"}

@@ -11,11 +11,9 @@ import torch
 from PIL import Image
 
 from halflabel.features import onnx_features
-from halflabel.features.heads import Model as Network
 from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
 from halflabel.runs import model as module
-from halflabel.runs import predict
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
 from halflabel.runs.train import train
@@ -75,22 +73,3 @@ def test_a_second_evaluation_computes_no_features(
     (new_images / "new-00.png").write_bytes((folder / "05.png").read_bytes())  # another photo of the same name
     changed = predictor.logits(module.open_images(table.images, new_images, predictor.views), cached=True)
     assert not torch.allclose(changed[0], cached[0], atol=1e-2)
-
-
-def test_many_images_are_decoded_by_the_workers_of_the_run(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    predictor = trained(tmp_path / "run", folder)
-    predictor.config = dataclasses.replace(predictor.config, workers=2)
-    used: list[int] = []
-
-    def record(self: Model, source: module.Images, *_: object, of: int) -> list[torch.Tensor]:
-        used.append(source.workers)
-        return [torch.zeros(of, 3)]
-
-    monkeypatch.setattr(Model, "stream", record)
-    predictor.predict([folder])
-    monkeypatch.setattr(predict, "_FEWEST_FOR_WORKERS", 12)
-    predictor.predict([folder])
-    assert used == [0, 2]
-    assert isinstance(predictor.network, Network)

@@ -107,13 +107,9 @@ _POSITIVES = (_N_LS, _LL_R, _EM, _SPLC, _WAN, _AN)
 _MANY_POSITIVES = (_EM, _LL_R, _N_LS, _SPLC, _WAN, _AN)
 _MANY: dict[str, Any] = {"positives": (60, math.inf), "classes": (0, 200)}
 
-# Measured on frozen features (benchmarks/RESULTS.md). Test mAP with fewer and more known positives per class: from one
-# positive `em` 77.4, `n-ls` 78.3 (15 per class) and 85.1, 85.0 (286; with 75 in simulated scenes of 80 classes 58.6,
-# 55.6; not measured above 80 classes); few known labels, without smoothing, `curriculum` 78.4, with strategy c 79.3
-# (15) and 82.6, 82.3 (26).
+# Measured on frozen features: benchmarks/RESULTS.md.
 RULES: tuple[Rule, ...] = (
     # Presences with a few answers of "no": methods that learn from known labels alone would call everything present.
-    # One positive per photo of VOC 2012 and 1,200 answers, test mAP: em 84.8, n-ls 84.5, wan 84.1, csl 61.4, bce 57.9.
     Rule(("partial",), _MANY_POSITIVES, negatives=(0.0, 0.5), **_MANY),
     Rule(("partial",), _POSITIVES, negatives=(0.0, 0.5)),
     Rule(
@@ -137,15 +133,11 @@ RULES: tuple[Rule, ...] = (
     Rule(("single-positive", "positives-only"), _POSITIVES),
 )
 
-# Epochs of a head on a frozen backbone, by the number of images: few images make few steps per epoch. On VOC 2012 (test
-# mAP, `bn-bce` with all labels, mean of 2 seeds) 300 images give 58.9 / 66.4 / 68.8 after 20 / 40 / 80 epochs,
-# 1,000 images 75.8 / 77.4 / 77.4, and 3,000 images 80.9 / 81.0 / 80.9.
+# Epochs of a head on a frozen backbone, by the number of images: few images make few steps per epoch.
 EPOCHS: tuple[tuple[float, int], ...] = ((500, 80), (2_000, 40), (math.inf, 20))
 
 
-# To tune a whole network: one setting for all label regimes. By type of network, the learning rate that is neither too
-# small to change the features nor so large that they are lost; convolutional networks take larger images than they were
-# trained with. benchmarks/RESULTS.md has the effect of each on VOC 2012.
+# To tune a whole network: one setting for all label regimes, and a learning rate by type of network.
 _TRANSFORMERS = ("vit", "deit", "beit", "eva", "swin", "dino", "siglip", "clip", "cait", "xcit", "maxvit")
 WHOLE: Mapping[str, Any] = {"backbone_lr": 1.0, "ema": 0.998, "clip": 5.0, "patience": 3, "weight_decay": 0.02}
 _RATES = {"efficientnet": 3e-4, "transformer": 5e-5, "other": 1e-4}

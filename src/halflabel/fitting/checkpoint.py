@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from halflabel.errors import UserError, error_summary
 from halflabel.fitting.callbacks import EpochLog
 from halflabel.fitting.step import OptimizerStep
-from halflabel.system import distributed
 from halflabel.system.files import atomic_write, file_crc32
 
 KEPT = 2  # checkpoints in a folder
@@ -77,7 +76,6 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors to one safetensors file, atomically."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -169,77 +167,41 @@ class TrainingState:
         self.log = [EpochLog(line) for line in json.loads(content["log"])]
 
 
-class Checkpointer:
-    """Writes and reads the checkpoints of one training. Without a folder it does nothing.
+def capture(state: TrainingState, step: OptimizerStep) -> dict[str, Any]:
+    """Return all that a training needs to go on from here."""
+    return {
+        "model": step.model.state_dict(),
+        "method": step.method.state_dict(),
+        "average": {} if step.ema is None else step.ema.state_dict(),
+        "optimizer": step.optimizer.state_dict(),
+        "scaler": step.scaler.state_dict(),
+        "state": state.to_dict(),
+        "images_at_once": step.micro_batches.limit,
+    }
 
-    `batches_per_epoch` numbers the checkpoints: a later one has a higher number.
-    """
 
-    def __init__(self, folder: Path | None, state: TrainingState, step: OptimizerStep, batches_per_epoch: int) -> None:
-        self.folder, self.state, self.step, self.batches_per_epoch = folder, state, step, batches_per_epoch
-        self.method, self.model = step.method, step.model
-        self.saved = (1, 0)  # position of the newest checkpoint; the beginning needs none
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the newest checkpoint holds the present state."""
-        return self.saved == self.state.position
-
-    def start(self, resume: bool) -> None:
-        """Load the newest checkpoint, or remove the checkpoints of an earlier training."""
-        if self.folder is None:
-            return
-        if not resume:
-            if distributed.is_main():
-                clear(self.folder)
-            return
-        if (content := load_newest(self.folder)) is not None:
-            self._load(content)
-        if len(set(distributed.all_gather((*self.state.position, self.state.steps)))) > 1:
-            raise UserError(
-                f"the processes find different checkpoints in {self.folder}",
-                "put the run into a folder that all machines share",
-            )
-
-    def save(self) -> None:
-        if self.folder is None or not distributed.is_main():
-            return
-        content = {
-            "model": self.model.state_dict(),
-            "method": self.method.state_dict(),
-            "average": {} if self.step.ema is None else self.step.ema.state_dict(),
-            "optimizer": self.step.optimizer.state_dict(),
-            "scaler": self.step.scaler.state_dict(),
-            "state": self.state.to_dict(),
-            "images_at_once": self.step.micro_batches.limit,
-        }
-        number = (self.state.epoch - 1) * (self.batches_per_epoch + 1) + self.state.batches_done
-        save(self.folder, number, content)
-        self.saved = self.state.position
-
-    def _load(self, content: Mapping[str, Any]) -> None:
-        step = self.step
+def restore(content: Mapping[str, Any], state: TrainingState, step: OptimizerStep) -> None:
+    """Load what `capture` returned; a UserError if it is of another training."""
+    try:
+        load_state(step.model, content["model"])
         try:
-            load_state(self.model, content["model"])
-            try:
-                load_state(self.method, content["method"])
-            except RuntimeError as error:
-                raise UserError(
-                    f"the checkpoint does not fit the method: {error}",
-                    "the method or its options have changed: resume with those of the run, or train again",
-                ) from None
-            if step.ema is not None:
-                load_state(step.ema, content["average"])
-            for saved, present in zip(content["optimizer"]["param_groups"], step.optimizer.param_groups, strict=True):
-                if "fused" in present:  # whether steps are fused depends on the present device
-                    saved["fused"] = present["fused"]
-            step.optimizer.load_state_dict(content["optimizer"])
-            self.state.load_dict(content["state"], step.device)
-        except (RuntimeError, ValueError, KeyError) as error:
+            load_state(step.method, content["method"])
+        except RuntimeError as error:
             raise UserError(
-                f"the checkpoint belongs to another model ({error_summary(error)})", "resume with the same options"
+                f"the checkpoint does not fit the method: {error}",
+                "the method or its options have changed: resume with those of the run, or train again",
             ) from None
-        step.micro_batches.limit = content["images_at_once"]
-        if content["scaler"]:  # empty without fp16
-            step.scaler.load_state_dict(content["scaler"])
-        self.saved = self.state.position
+        if step.ema is not None:
+            load_state(step.ema, content["average"])
+        for saved, present in zip(content["optimizer"]["param_groups"], step.optimizer.param_groups, strict=True):
+            if "fused" in present:  # whether steps are fused depends on the present device
+                saved["fused"] = present["fused"]
+        step.optimizer.load_state_dict(content["optimizer"])
+        state.load_dict(content["state"], step.device)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(
+            f"the checkpoint belongs to another model ({error_summary(error)})", "resume with the same options"
+        ) from None
+    step.micro_batches.limit = content["images_at_once"]
+    if content["scaler"]:  # empty without fp16
+        step.scaler.load_state_dict(content["scaler"])

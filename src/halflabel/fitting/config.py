@@ -1,8 +1,7 @@
 """Every training option, declared once: name, type, bounds, default and help text.
 
-All else follows from the fields of `Config`: the checks of values given in Python and of a run's config.yaml, the
-options of `train`, `compare`, `study` and `reproduce`, and the command in repro.sh. To add an option, add a field. This
-module must not import torch, so that `--help` stays fast.
+The fields of `Config` are the content of config.yaml and the options of `train`, `compare`, `study` and `reproduce`:
+to add an option, add a field. This module must not import torch, so that `--help` stays fast.
 """
 
 from __future__ import annotations

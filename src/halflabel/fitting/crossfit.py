@@ -183,21 +183,13 @@ def crossfit(
 ) -> CrossFit:
     """Fit a linear head to pooled features (N, D), NaN rows for unreadable images, in the order of `table`.
 
-    The strength, and whether similar images are used, are chosen by `ranking_quality` of out-of-fold scores on the
-    labels of `evaluation`, the labels of `table` that people made; by default all of them. Out-of-fold scores with
-    similar images need guesses that depend neither on the image they come from nor on the image they are passed to: for
-    each pair of folds a model is fitted without both. The final head is fitted on all images.
+    `ranking_quality` of the out-of-fold scores on the labels of `evaluation` chooses the strength, the basis and
+    whether similar images are used; with `measure` also the methods of which the logits are averaged. The labels of
+    `unchosen` choose the trust in class names: answers to questions that the names chose cannot tell their worth.
 
-    Of several methods the logits are averaged, each at its own strength. With `measure`, `choose_members` takes one of
-    them or the average of some, by the same quality.
-
-    Of several bases, they also choose the one that is used, unless the strength is given: then it is the first. With
-    class names in the basis, this is done without them. Then the out-of-fold scores choose the trust in the names per
-    class, on the labels of `unchosen`: answers to questions that the names chose cannot tell their worth.
-
-    Images are divided into `folds`, by default 5. Large tables have 3, of which the first alone chooses the strength,
-    on classes at equal distances, which also decide on similar images: most losses are solved class by class, so that
-    a sample of classes chooses like all of them.
+    Guesses of similar images must depend neither on the image they come from nor on the image they are passed to: for
+    each pair of folds a model is fitted without both. Of the 3 folds of large tables the first alone chooses, on a
+    sample of classes: most losses are solved class by class, so that a sample chooses like all of them.
     """
     make_methods = make_method if isinstance(make_method, Sequence) else [make_method]
     if start is not None and start.is_near(table):
@@ -282,7 +274,6 @@ def to_components(transform: FeatureTransform, features: Tensor, rows: Tensor) -
 
 
 def _score(solver: LinearSolver | AverageSolver, task: _Task, rows: Tensor) -> Tensor:
-    """Return the logits of some images, block by block."""
     return torch.cat([solver.score(task.take(part)) for part in torch.split(rows, _SCORED)])
 
 
@@ -435,9 +426,8 @@ def _choose_strength(task: _Task) -> tuple[float, dict[float, float]]:
 def _trust_names(task: _Task, strength: float, labels: Tensor) -> float:
     """Let the heads of a task start from class names, if that helps on `labels` (N, C); return the strength.
 
-    A head without names and one with some trust give the head of any trust: the solution is nearly linear in it.
-    Where few positives are known, which choose a strength by chance, the stronger ones that were tried are compared
-    again, each with its own trust.
+    A head without names and one with some trust give the head of any trust: the solution is nearly linear in it. Where
+    few positives are known, the stronger strengths that were tried are compared again, each with its own trust.
     """
     scored, task.scored = task.scored or {strength: (task.out_of_fold, task.heads)}, {}
     has_few = int((labels > 0).sum()) < _FEW_POSITIVES * labels.shape[1]
@@ -604,8 +594,8 @@ def _mix_similar(task: _Task, strength: float, quality: float, is_large: bool) -
 def _projections(basis: Basis) -> list[Tensor]:
     """Return the projections (k, KEY_SIZE) from components to keys: without class probabilities, and of all features.
 
-    Class probabilities compare photos of what the backbone was pretrained on, and mislead elsewhere. Without them the
-    keys are the principal components of the other features: eigenvectors of their similarity.
+    Class probabilities mislead where photos are not like those of the pretraining. Without them the keys are the
+    principal components of the other features: eigenvectors of their similarity.
     """
     size, width = basis.features.shape[1], sum(basis.transform.blocks)
     first = torch.eye(size, device=basis.features.device)[:, :KEY_SIZE]

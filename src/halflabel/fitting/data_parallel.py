@@ -1,10 +1,8 @@
 """Data parallelism in which the method still sees whole batches.
 
-Every process runs the model on its slice of a batch and receives the outputs of all slices. So each process computes
-the same loss from the same numbers: methods need no code for several processes, sums and ranks over the batch are
-exact, and the state of a method is equal in all processes. In the backward pass each process computes the gradient of
-its own rows, times the number of processes: the mean over processes is the gradient of the whole batch, and terms of
-the loss that depend on the weights directly, which all processes compute alike, count once.
+Every process runs the model on its slice of a batch and receives the outputs of all slices, so that all compute the
+same loss. In the backward pass each one computes the gradient of its own rows, times the number of processes: the mean
+over processes is the gradient of the whole batch, and terms that depend on the weights directly count once.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ def choose_device(name: str, *, fall_back: bool = False) -> Literal["cpu", "cuda
 
 
 def training_device(name: str) -> torch.device:
-    """The device of this process, which is connected to the other processes of the job."""
     distributed.initialize()
     kind = choose_device(name)
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)

@@ -105,7 +105,6 @@ class Inputs:
 
     @property
     def basis(self) -> Basis:
-        """Principal components of all normalised features."""
         return self.bases[0]
 
     @cached_property
@@ -260,7 +259,6 @@ def _fit_linear(
     start: Fit | None,
     watch: Watch,
 ) -> Fit:
-    """Fit a linear head by L-BFGS to all images, with out-of-fold scores."""
     config, table = assembly.config, labels.training
     choosing = labels.choosing if choosing is None else choosing
     assembly.recipe.check_way(config.options, "linear")

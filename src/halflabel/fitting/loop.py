@@ -26,8 +26,9 @@ from halflabel.errors import UserError, in_python
 from halflabel.evaluation.thresholded import completion_rates
 from halflabel.features.heads import Model
 from halflabel.features.scoring import PASSES, score_source, seed_generators
+from halflabel.fitting import checkpoint
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.checkpoint import Checkpointer, TrainingState
+from halflabel.fitting.checkpoint import TrainingState
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import deterministic_algorithms, training_device
 from halflabel.fitting.optimizer import learning_rate_factor
@@ -52,8 +53,6 @@ Judge = Callable[[Tensor], dict[str, float]]
 
 @dataclass
 class Fitted:
-    """The result of training: the weights to use, the epoch they come from, and the log."""
-
     weights: dict[str, Tensor]
     best_epoch: int
     log: list[EpochLog]
@@ -127,7 +126,7 @@ class Loop:
         self.method, self.config, self.model = step.method, step.config, step.model
         self.state = TrainingState(torch.zeros((), device=step.device))
         self.batches_per_epoch = math.ceil(len(self.source) / step.config.batch_size)
-        self.checkpointer = Checkpointer(self.folder, self.state, step, self.batches_per_epoch)
+        self.saved = (1, 0)  # position of the newest checkpoint; the beginning needs none
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
         self.first_loss: float | None = None
@@ -138,8 +137,8 @@ class Loop:
                 return self._run(resume)
         except KeyboardInterrupt:
             # The state is consistent, so save it.
-            if not (signals.are_deferred() or self.checkpointer.is_current):
-                self.checkpointer.save()
+            if not (signals.are_deferred() or self.saved == self.state.position):
+                self._save()
             raise
         finally:
             signals.cancel_deferral()
@@ -147,7 +146,7 @@ class Loop:
     def _run(self, resume: bool) -> Fitted:
         state = self.state
         signals.defer_signals()
-        self.checkpointer.start(resume)
+        self._load_or_clear(resume)
         signals.release_signals()
         if state.position == (1, 0) and self.method.relabel.wants_sweep_first():
             absorbed(self.method.relabel, self._sweep(0), 0)
@@ -157,7 +156,7 @@ class Loop:
             self._train_epoch()
             log = self._finish_epoch()
             state.start_next_epoch()
-            self.checkpointer.save()
+            self._save()
             self.callback.on_epoch_end(log)
             signals.release_signals()
         if not state.best_weights or self.config.keep == "last":
@@ -165,6 +164,28 @@ class Loop:
         self.model.load_state_dict(state.best_weights)
         distributed.all_gather(None)  # wait until the last checkpoint is written
         return Fitted(state.best_weights, state.best_epoch, state.log)
+
+    def _load_or_clear(self, resume: bool) -> None:
+        """Load the newest checkpoint, or remove the checkpoints of an earlier training."""
+        folder, state = self.folder, self.state
+        if folder is None or not resume:
+            if folder is not None and distributed.is_main():
+                checkpoint.clear(folder)
+            return
+        if (content := checkpoint.load_newest(folder)) is not None:
+            checkpoint.restore(content, state, self.step)
+            self.saved = state.position
+        if len(set(distributed.all_gather((*state.position, state.steps)))) > 1:
+            raise UserError(
+                f"the processes find different checkpoints in {folder}",
+                "put the run into a folder that all machines share",
+            )
+
+    def _save(self) -> None:
+        if self.folder is not None and distributed.is_main():
+            number = (self.state.epoch - 1) * (self.batches_per_epoch + 1) + self.state.batches_done
+            checkpoint.save(self.folder, number, checkpoint.capture(self.state, self.step))
+            self.saved = self.state.position
 
     def _train_epoch(self) -> None:
         plan = plan_epoch(self.source, self.config, self.state.epoch)
@@ -209,7 +230,7 @@ class Loop:
             saves = not is_last and config.save_every > 0 and state.steps % config.save_every == 0
             self._report_step(number, len(images), read_now=is_last or saves)
             if saves:
-                self.checkpointer.save()
+                self._save()
             signals.release_signals()
 
     def _report_step(self, number: int, images: int, read_now: bool) -> None:

@@ -36,7 +36,6 @@ def parameter_groups(model: Model, method: Method, config: Config) -> list[dict[
 
 
 def make_optimizer(groups: list[dict[str, Any]], config: Config) -> torch.optim.Optimizer:
-    """The optimizer that the configuration names."""
     config.check_names()
     return OPTIMIZERS[config.optimizer](groups, config)
 
@@ -91,7 +90,6 @@ def schedule(factor: F) -> F:
 
 
 def check_name(kind: str, table: dict[str, Any], name: str) -> None:
-    """Raise if no optimizer or schedule has this name."""
     if name not in table:
         from halflabel.system import plugins
 

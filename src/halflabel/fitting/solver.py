@@ -60,8 +60,6 @@ def _is_linear(reduce: Reduce) -> bool:
 
 
 class _FixedTargets(Relabeler):
-    """Targets that stay the same during one solve."""
-
     def __init__(self, targets: Targets) -> None:
         super().__init__()
         self.targets = targets
@@ -107,17 +105,11 @@ class LinearSolver:
     """Minimise C / a · loss(W, b) + strength / 2 · ‖W‖² over all training images at once.
 
     `loss` is the method's step on one batch of all images, and a its value if every entry cost 1: so one strength means
-    the same for every method, number of classes and share of known labels. A method that relabels is solved in rounds:
-    its targets are fixed during a solve, then it relabels by the new scores; each round starts from the last solution.
-    Repeated calls of `fit` with falling strengths start from the last solution too. Deterministic.
-
-    Where the loss of an entry depends on its own logit alone, each class is a problem of its own, with its own
-    curvature, steps and end. All of them are solved at once, block by block of images, and classes that have converged
-    are left out. Other losses, such as rankings of the classes of an image, are solved for all classes jointly.
+    the same for every method and table. A method that relabels is solved in rounds, between which it relabels by the
+    new scores. Where the loss of an entry depends on its own logit alone, each class is solved on its own.
 
     `variance` (D,) is that of uncorrelated features, such as principal components: the curvature along feature d is
     then about c · variance_d + strength, and L-BFGS in units of its root needs a quarter of the iterations.
-
     With `trust` (C,), the last C columns of the features are scores of the classes from their names: the logits start
     from trust · names, which no strength shrinks.
     """
@@ -165,7 +157,6 @@ class LinearSolver:
 
     @property
     def weight(self) -> Tensor:
-        """The weights (C, D) of the last solution."""
         return self.head.weight.detach()
 
     @property
@@ -173,10 +164,7 @@ class LinearSolver:
         return self.head.bias.detach()
 
     def fit(self, strength: float, iterations: int | None = None) -> None:
-        """Solve for one strength, in at most so many iterations per round.
-
-        It starts from the last solution, or, if `Method.starts_from_bce`, from that of cross-entropy on known labels.
-        """
+        """Solve for one strength from the last solution, or, if `Method.starts_from_bce`, from that of cross-entropy."""
         relabel = self.method.relabel
         if self.gradients is not None and relabel.is_static:
             self._solve_classes(self.gradients, strength, iterations or _ITERATIONS)
@@ -216,7 +204,6 @@ class LinearSolver:
 
     @torch.no_grad()
     def score(self, features: Tensor) -> Tensor:
-        """Return the logits (N, C) of normalised features."""
         self.model.eval()
         logits: Tensor = self.model(features).logits.float()
         return logits
@@ -262,7 +249,6 @@ class LinearSolver:
         self.head.bias.copy_(solution[:, -1] * bias_scale)
 
     def _solve_jointly(self, targets: Targets, strength: float, epoch: int, iterations: int) -> None:
-        """Solve all classes at once, for losses that tie the classes of an image together."""
         with torch.no_grad():
             charge = float(self.method.reduce((targets.pos + targets.neg).float(), targets))
         if not charge > 0:  # nothing is known: every solution is as good
@@ -314,7 +300,6 @@ class AverageSolver:
 
     @property
     def weight(self) -> Tensor:
-        """The mean weights (C, D) of the last solutions."""
         return torch.stack([solver.weight for solver in self.solvers]).mean(0)
 
     @property
@@ -322,12 +307,10 @@ class AverageSolver:
         return torch.stack([solver.bias for solver in self.solvers]).mean(0)
 
     def fit(self, strength: float, iterations: int | None = None) -> None:
-        """Solve each one for its own strength."""
         for solver, factor in zip(self.solvers, self.factors, strict=True):
             solver.fit(factor * strength, iterations)
 
     def score(self, features: Tensor) -> Tensor:
-        """Return the mean logits (N, C) of normalised features."""
         total = self.solvers[0].score(features)
         for solver in self.solvers[1:]:
             total += solver.score(features)

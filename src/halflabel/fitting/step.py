@@ -145,7 +145,6 @@ class OptimizerStep:
         return loss.detach()
 
     def update(self) -> None:
-        """Update the weights by the gradients, then the weight average."""
         if self.parallel is not None:
             self.parallel.average_gradients()
         if self.config.clip:

@@ -1,8 +1,4 @@
-"""How far each class trusts the scores from class names: chosen by out-of-fold scores, for `fitting.crossfit`.
-
-Empirical Bayes: few labels of a class say little, so the classes together say which trusts are common, and each class
-adds what its own labels say.
-"""
+"""How far each class trusts the scores from class names: empirical Bayes by out-of-fold scores, for `crossfit`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""The parts of `--tune all`: it begins with the frozen recipe, tunes every layer, and combines what has been learned.
-
-    teacher's targets   `soft_targets`: what the frozen recipe knows of unknown labels, out of fold
-    start               `regularised_head`: a linear head with small weights, whose loss still reaches the backbone
-    end                 `refit_head`, and `combine`: weights chosen on known labels of held-out images
-
-`halflabel.fitting.fit` calls them in this order. Why each of them is there is measured in benchmarks/RESULTS.md.
-"""
+"""The parts of `--tune all`, in the order in which `fitting.fit` calls them; benchmarks/RESULTS.md measures each."""
 
 from __future__ import annotations
 
@@ -124,11 +117,9 @@ def refit_head(
 ) -> tuple[NormalisedLinear, Tensor]:
     """Fit a linear head to features (N, D), NaN rows for unreadable images, without the held-out images.
 
-    Returns the head, and its logits (M, C) of the held-out images.
-
-    `blocks` are those of the pooled vector of a network; without them the features may be any numbers.
-    The held-out images choose the strength, by their labels in `evaluation`. A network that was tuned on the labels of
-    the other images would have out-of-fold scores that are too good.
+    Returns the head, and its logits (M, C) of the held-out images. These choose the strength by their labels in
+    `evaluation`: out-of-fold scores of a network that was tuned on the other labels would be too good. `blocks` are
+    those of the pooled vector of a network; without them the features may be any numbers.
     """
     inside = ~torch.isnan(features).any(1)
     inside[torch.from_numpy(held_out)] = False
@@ -157,8 +148,6 @@ def refit_head(
 
 @dataclass(frozen=True)
 class Member:
-    """A head, and its logits (M, C) of the held-out images."""
-
     name: str
     head: Head
     logits: Tensor

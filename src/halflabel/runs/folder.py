@@ -196,7 +196,6 @@ class RunFolder:
         return run
 
     def check_finished(self) -> None:
-        """Raise an error if the run has no weights yet."""
         if not self.weights.is_file():  # reading a device or a pipe would block
             fix = f"finish it: halflabel train --resume {shlex.quote(self.address)}"
             raise UserError(f"{self.address} has no weights yet", fix)
@@ -217,19 +216,16 @@ class RunFolder:
         return content
 
     def write_metrics(self, metrics: Mapping[str, Any], per_class: Sequence[Mapping[str, Any]]) -> None:
-        """Write the metrics measured on held-out images, overall and per class."""
         write_json(self / "metrics.json", metrics)
         if per_class:
             write_csv(self / "per_label.csv", list(per_class[0]), [list(row.values()) for row in per_class])
 
     def write_calibration(self, calibration: Calibration, thresholds: Mapping[str, float]) -> None:
-        """Write the calibration of logits and the threshold (a probability) of each class."""
         write_json(self / "thresholds.json", thresholds)
         write_json(self / "calibration.json", calibration.as_json())
         self.write_checksums("thresholds.json", "calibration.json")
 
     def write_checksums(self, *names: str) -> None:
-        """Write the checksums of files that were just written."""
         write_checksums(self.folder, *names)
 
     def read_calibration(self) -> Calibration:
@@ -259,7 +255,6 @@ class RunFolder:
             temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def inherit_fill_options(self, earlier: RunFolder) -> None:
-        """Take over the options of the last `fill` of an earlier run."""
         with suppress(OSError, UserError):  # there may be none
             self.write_text(self.fill_options.name, read_text(earlier.fill_options, "remove it"))
 
@@ -275,7 +270,6 @@ class RunFolder:
             write_json(self / "made.json", {"trained": trained, "time": now, "halflabel": __version__})
 
     def write_log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write the whole log, as JSON lines and as CSV."""
         self.write_text("log.jsonl", "".join(json.dumps(to_json_value(dict(line))) + "\n" for line in lines))
         columns = list(dict.fromkeys(key for line in lines for key in line))
         write_csv(self / "log.csv", columns, [[line.get(key, "") for key in columns] for line in lines])
@@ -315,7 +309,6 @@ class RunFolder:
         self.write_text("data.hash", labels.training.digest() + "\n")
 
     def read_labels(self) -> Table:
-        """Return the training labels as a table."""
         return self.read_rows().training
 
     def read_rows(self) -> Labels:
@@ -344,7 +337,6 @@ class RunFolder:
         return formats.read(path, format="long").table() if path.exists() else None
 
     def write_scores(self, scores: Scores) -> None:
-        """Write the scores that the run was evaluated by: out of fold, or of the held-out images."""
         write_scores(self.stored_scores, scores)
 
     def read_scores(self) -> Scores | None:

@@ -363,14 +363,12 @@ def _wanted_threshold(threshold: float | str) -> float | dict[str, float]:
 
 
 def check_threshold(threshold: float) -> float:
-    """Return the threshold, or raise a UserError if it is not a probability."""
     if not 0 <= threshold <= 1:
         raise UserError(f"{threshold:g} is not a threshold", "give a probability between 0 and 1")
     return threshold
 
 
 def _read_weights(path: Path, fix: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file."""
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

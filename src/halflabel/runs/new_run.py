@@ -63,8 +63,6 @@ def continue_training(
 
 
 class TrainedRun(NamedTuple):
-    """A finished run."""
-
     model: Model
     evaluation: Evaluation | None  # by known labels that the model did not see; None if nothing was held out
     folder: Path

@@ -28,11 +28,7 @@ def shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a method; paths are reduced to their file names.
-
-    >>> shown_options({"vectors": "/home/me/glove.txt", "graph": "cooccurrence", "alpha": 0.5})
-    {'vectors': 'glove.txt', 'graph': 'cooccurrence', 'alpha': 0.5}
-    """
+    """Return the options of a method; paths are reduced to their file names."""
     return {name: _last_part(value) if isinstance(value, str) else value for name, value in options.items()}
 
 

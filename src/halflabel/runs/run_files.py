@@ -46,7 +46,6 @@ def training_lock(folder: Path, check: Callable[[], None]) -> Iterator[None]:
 
 
 def write_checksums(folder: Path, *names: str) -> None:
-    """Write the CRC-32 of files of a run, beside those that are written already."""
     write_json(folder / _FILE, _read(folder) | {name: file_crc32(folder / name) for name in names})
 
 

@@ -1,8 +1,7 @@
 """Runs in an object store (`train --out s3://…`): trained in a local working folder, uploaded after each checkpoint.
 
-The store holds the files of the run folder, and run.json, which lists them with size and CRC-32. It is written last,
-and only what it lists is downloaded: an interrupted upload leaves the run as it was before. training.json says who
-trains the run now, as stores have no locks. For `folder` and `train`.
+The store holds the files of the run folder, and run.json, which lists them with size and CRC-32 and is written last: an
+interrupted upload leaves the run as it was before. training.json says who trains the run now, as stores have no locks.
 """
 
 from __future__ import annotations
@@ -46,9 +45,6 @@ class RunStore(Callback):
             raise UserError(f"{url} cannot hold a run", "write it as s3://BUCKET/FOLDER")
         self.folder = Path(cache_folder(), "runs", scheme, *parts)
         self._files, self._root = file_system(self.url)
-        self._sent: dict[
-            str, tuple[tuple[int, int], list[int]]
-        ] = {}  # path -> size and time of the file, and its entry
         self._token = ""  # of the marker of this training
 
     @classmethod
@@ -58,7 +54,6 @@ class RunStore(Callback):
         return None if url is None else cls(url)
 
     def create(self, *, force: bool) -> Path:
-        """Return the working folder for a new run; refuse an address that holds a run, unless `force` is set."""
         if self._read_manifest() is not None and not force:
             raise UserError(f"{self.url} already holds a run", OCCUPIED_FIX)
         return self.folder
@@ -131,14 +126,9 @@ class RunStore(Callback):
                 name = path.relative_to(self.folder).as_posix()
                 if not path.is_file() or any(part.startswith(".") for part in PurePosixPath(name).parts):
                     continue
-                status = path.stat()
-                state = (status.st_size, status.st_mtime_ns)
-                if self._sent.get(name, (None,))[0] != state:
-                    entry = _entry(path)
-                    if before.get(name) != entry:
-                        self._put(path, name)
-                    self._sent[name] = state, entry
-                listed[name] = self._sent[name][1]
+                listed[name] = _entry(path)
+                if before.get(name) != listed[name]:
+                    self._put(path, name)
             manifest = json.dumps({"format": "halflabel run", "files": listed}, indent=1).encode()
             self._call(_MANIFEST, lambda path: self._files.pipe_file(path, manifest))
             for name in before.keys() - listed.keys():

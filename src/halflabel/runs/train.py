@@ -130,7 +130,6 @@ class TrainingJob:
         return {**self.config.as_dict(), "size": self.size}
 
     def _check(self) -> None:
-        """Check method and labels, and load the backbone."""
         tell, labels, config, table = self.reporter.message, self.labels, self.config, self.table
         assembly = self.assembly
         if chosen := labels.people.known - labels.unchosen.known:
@@ -250,7 +249,6 @@ class TrainingJob:
             self.reporter.message(f"{bad} of {len(source)} images could not be read: {which}")
 
     def _write(self, fitted: Fit) -> Evaluation | None:
-        """Write the results; return the evaluation, if there are scores by models that did not see the labels."""
         run, config, classes = self.run, self.config, self.table.classes
         run.write_config(self._settings())
         run.write_log(fitted.log)
@@ -271,7 +269,6 @@ class TrainingJob:
         return evaluation
 
     def _evaluate(self, scores: Scores) -> Evaluation:
-        """Write thresholds, calibration, metrics and model card."""
         run, rows = self.run, self.table.images.index(scores.images.array)
         (calibration, thresholds), evaluation = evaluate(
             scores,

@@ -22,7 +22,6 @@ from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_transform import FeatureTransform, principal_components
 from halflabel.features.heads import Ensemble, Head, Linear, NormalisedLinear, Weldon
 from halflabel.features.heads import Model as Network
-from halflabel.features.names import NameScores
 from halflabel.features.similar_images import SimilarImages
 from halflabel.fitting.config import Config
 from halflabel.images.views import Plain
@@ -176,23 +175,6 @@ def test_similar_images_agree_near_probability_0_and_1(tmp_path: Path) -> None:
     model = Network(backbone, head).eval()
     parity = write_onnx(predictor_of(model, 32), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
-
-
-def test_a_head_that_starts_from_class_names(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    backbone, features = build_backbone("tiny", size=32), torch.rand(30, 64)
-    names = NameScores.fit((torch.randn(20, 64), torch.randn(20)), torch.rand(4, 20).softmax(1).numpy(), features)[0]
-    head = NormalisedLinear(FeatureTransform.fit(features), 4, names=names)
-    head.trust = torch.tensor([0.0, 0.5, 1.0, 1.5])
-    model = Network(backbone, spread(head)).eval()
-    parity = write_onnx(predictor_of(model, 32), tmp_path / "m.onnx")
-    assert max(parity.logits, parity.probabilities) < 1e-4
-    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
-    with torch.no_grad():
-        expected = model(images).logits
-        head.trust.zero_()
-        assert not torch.allclose(model(images).logits, expected, atol=1e-2)
-    np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], expected.numpy(), atol=1e-4, rtol=1e-4)
 
 
 def test_a_backbone_of_timm(tmp_path: Path) -> None:

@@ -60,7 +60,6 @@ def export_hub(
 
 
 def card(run: RunFolder, model: Predictor) -> str:
-    """Return the model card: front matter for the Hub, then the evaluation of the run."""
     front = _front_matter(model.config, run.read_object("metrics.json"), run.score_kind)
     front_matter = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
     run_card = run / "model_card.md"
@@ -127,7 +126,6 @@ def _front_matter(config: Config, metrics: Mapping[str, Any], kind: Kind | None)
 
 
 def _per_class(run: RunFolder) -> list[str]:
-    """Return a table of the classes with their metrics and numbers of known labels."""
     rows = run.read_csv("per_label.csv")
     if not rows:
         return []

@@ -160,7 +160,6 @@ def write_onnx(predictor: Model, path: Path, *, tolerance: float = TOLERANCE) ->
 
 
 def require_package(package: str) -> Any:
-    """Import a package, or raise an error that names the command to install it."""
     try:
         return import_module(package)
     except ImportError as error:
