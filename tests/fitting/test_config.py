@@ -69,7 +69,8 @@ def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
     fields = {field.name for field in dataclasses.fields(Config)}
     assert fields - set(declared_options()) == {
         *("method", "options", "images", "averaged_with", "candidates", "from_nothing"),
-        *("targets", "linear_start", "linear_init", "linear_lr"),  # decided by the method, or by a paper
+        *("targets", "linear_start", "linear_init", "linear_lr", "crop", "momentum", "step_epochs", "step_factor"),
+        *("begin_from", "choose_lr"),
     }
     for declared in declared_options().values():
         assert declared.help.endswith(".")

@@ -117,26 +117,6 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, how: dict[str, Any]
     assert raised.value.fix
 
 
-def test_files_that_cannot_be_opened_and_other_options_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "encoder.onnx", Encoder())
-    with pytest.raises(UserError, match="takes images of 32 x 32 pixels"):
-        build_backbone(str(path), size=64)
-    with pytest.raises(UserError, match="has its own weights"):
-        build_backbone(str(path), weights=path)
-    with pytest.raises(UserError, match="cannot be tuned"):
-        dataclasses.replace(HEAD, backbone=str(path), tune="all")
-    with pytest.raises(UserError, match="cannot be read"):
-        build_backbone(str(tmp_path / "missing.onnx"))
-    (tmp_path / "text.onnx").write_text("no graph")
-    with pytest.raises(UserError, match="cannot be opened as ONNX"):
-        build_backbone(str(tmp_path / "text.onnx"))
-    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    with pytest.raises(UserError, match="needs the package onnxruntime"):
-        build_backbone(str(path))
-
-
 def test_a_head_is_trained_and_used_with_the_same_file(tmp_path: Path, folder: Path) -> None:
     path = write(tmp_path / "encoder.onnx", Encoder())
     config = dataclasses.replace(HEAD, method="bce", backbone=str(path), size=None, fit="auto")

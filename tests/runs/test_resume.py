@@ -39,10 +39,8 @@ AVERAGED = dataclasses.replace(ALL, ema=0.9)
 BREAKS: dict[str, tuple[Config, Callable[[], Break]]] = {
     "head, between epochs": (HEAD, lambda: Break(epoch=2)),
     "head, within the first epoch": (HEAD, lambda: Break(step=2)),
-    "all, between epochs": (ALL, lambda: Break(epoch=1)),
+    "averaged, between epochs": (AVERAGED, lambda: Break(epoch=1)),
     "all, within an epoch": (ALL, lambda: Break(step=6)),
-    "averaged, within an epoch": (AVERAGED, lambda: Break(step=6)),
-    "linear init, head": (LINEAR_INIT, lambda: Break(step=5)),
     "linear init, between": (LINEAR_INIT, lambda: Break(epoch=2)),
     "linear init, all": (LINEAR_INIT, lambda: Break(step=9)),
 }

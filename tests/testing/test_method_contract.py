@@ -164,15 +164,15 @@ def test_options_without_a_sentence_are_found() -> None:
 
 
 def test_an_option_that_train_has_too_is_found() -> None:
-    def clash(momentum: float = 0.9) -> Method:
-        """Has momentum."""
+    def clash(patience: int = 9) -> Method:
+        """Has patience."""
         return Method(BCE())
 
     def other_clash(zero: float = 0.9) -> Method:
         """Has zero, which also says how to read a label file."""
         return Method(BCE())
 
-    with pytest.raises(Broken, match="momentum"):
+    with pytest.raises(Broken, match="patience"):
         check_page(recipe(method(serves=["full"], paper="none")(clash)))
     with pytest.raises(Broken, match="zero"):
         check_page(recipe(method(serves=["full"], paper="none")(other_clash)))

@@ -109,9 +109,7 @@ class Config:
             is_path=True,
         ),
     ] = None
-    begin_from: Annotated[
-        str | None, Option("A finished run whose weights training starts from.", MODEL, is_path=True)
-    ] = None
+    begin_from: str | None = None  # a finished run whose weights training starts from
     size: Annotated[
         int | None,
         Option("Image size in pixels.", IMAGES, WITH_EMBED, decided_by="the size that suits the backbone"),
@@ -184,20 +182,8 @@ class Config:
             MODEL,
         ),
     ] = False
-    choose_lr: Annotated[
-        bool,
-        Option(
-            "In batches on a frozen backbone: choose among the learning rate and smaller ones by the held-out images.",
-            OPTIMIZATION,
-            decided_by="on where no lr is given",
-        ),
-    ] = False
-    crop: Annotated[
-        Annotated[float, Ge(0.05), Le(1)],
-        Option(
-            "Smallest share of the image that a random crop shows; 1 only mirrors images.", IMAGES, decided_by="0.8"
-        ),
-    ] = 0.8
+    choose_lr: bool = False  # in batches on a frozen backbone: try smaller rates too, by the held-out images
+    crop: Annotated[float, Ge(0.05), Le(1)] = 0.8  # smallest share of the image that a random crop shows
     held_out: Annotated[
         Annotated[float, Ge(0), Le(0.9)],
         Option("Share of the images held out for validation, in batches.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"),
@@ -256,22 +242,13 @@ class Config:
         str, Option("Optimizer: adamw, adam, sgd, rmsprop, or one of a plugin.", OPTIMIZATION, EXPERIMENTS)
     ] = "adamw"
     weight_decay: Annotated[Amount, Option("Weight decay.", OPTIMIZATION, decided_by="chosen by the method")] = 1e-4
-    momentum: Annotated[Share, Option("Momentum of sgd.", OPTIMIZATION)] = 0.9
+    momentum: Share = 0.9  # of sgd
     schedule: Annotated[
         str,
         Option("Schedule of the learning rate: cosine, step, plateau, constant, or one of a plugin.", OPTIMIZATION),
     ] = "cosine"
-    step_epochs: Annotated[
-        Positive, Option("With schedule=step: epochs between two reductions of the learning rate.", OPTIMIZATION)
-    ] = 10
-    step_factor: Annotated[
-        Share,
-        Option(
-            "With schedule=step or plateau: the factor of each reduction. plateau reduces the learning rate when the "
-            "validation metric falls.",
-            OPTIMIZATION,
-        ),
-    ] = 0.1
+    step_epochs: Positive = 10  # with schedule=step: between two reductions of the learning rate
+    step_factor: Share = 0.1  # of each reduction, with schedule=step or plateau
     warmup: Annotated[Amount, Option("Epochs of linear warm-up.", OPTIMIZATION)] = 0.0
     ema: Annotated[
         Share,

@@ -164,7 +164,7 @@ class LinearSolver:
         return self.head.bias.detach()
 
     def fit(self, strength: float, iterations: int | None = None) -> None:
-        """Solve for one strength from the last solution, or, if `Method.starts_from_bce`, from that of cross-entropy."""
+        """Solve for one strength from the last solution, or from that of cross-entropy (`Method.starts_from_bce`)."""
         relabel = self.method.relabel
         if self.gradients is not None and relabel.is_static:
             self._solve_classes(self.gradients, strength, iterations or _ITERATIONS)

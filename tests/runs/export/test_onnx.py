@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,12 @@ from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_transform import FeatureTransform, principal_components
-from halflabel.features.heads import Ensemble, Head, Linear, NormalisedLinear, Weldon
+from halflabel.features.heads import Head, Linear, NormalisedLinear
 from halflabel.features.heads import Model as Network
 from halflabel.features.similar_images import SimilarImages
 from halflabel.fitting.config import Config
 from halflabel.images.views import Plain
 from halflabel.labels.names import Names
-from halflabel.methods.boostlu import BoostedMaps
-from halflabel.methods.latent_noise import LatentNoiseHead
-from halflabel.methods.parts.embedding_heads import Bilinear
-from halflabel.methods.parts.recurrent_head import RecurrentHead
-from halflabel.methods.parts.semantic import GraphClassifier, LabelAwareHead, SemanticHead
-from halflabel.methods.plcl import GnnHead
-from halflabel.methods.rlsd import Regional
-from halflabel.methods.srcr import SaliencyHead
 from halflabel.runs.export.onnx import (
     ExportedGraph,
     export_onnx,
@@ -115,39 +106,6 @@ def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(run_file(tmp_path / "both.onnx", images)[0], (plain + mirrored) / 2, atol=1e-5)
 
 
-def with_labels(head: LabelAwareHead) -> Head:
-    rng = np.random.default_rng(0)
-    head.set_labels(rng.normal(size=tuple(head.vectors.shape)), rng.random((4, 4)) / 4)
-    return head
-
-
-HEADS: dict[str, Callable[[], Head]] = {
-    "maps": lambda: Ensemble([BoostedMaps(64, 4), SaliencyHead(64, 4)]),
-    "graph": lambda: GnnHead(Weldon(64, 4, k_plus=3, k_minus=0.2, dropout=0.5), 4, steps=2),
-    "noise": lambda: Ensemble([LatentNoiseHead(64, 4, "relevance"), Bilinear(64, 4, dimensions=5, norm=1.0)]),
-    "paths": lambda: RecurrentHead(64, 4, dimensions=8, hidden=8, beam=2, length=2),
-    "regions": lambda: Regional(64, 4, levels=2, length=2, dimensions=8, hidden=8),
-    "labels": lambda: Ensemble(
-        [with_labels(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), with_labels(GraphClassifier(64, 4))]
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_every_head(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)  # near a tie, beams may part by rounding
-    model = Network(build_backbone("tiny", size=32), spread(HEADS[name]())).eval()
-    before = [parameter.clone() for parameter in model.parameters()]
-    parity = write_onnx(predictor_of(model, 32), tmp_path / "m.onnx")
-    assert parity.images == 8
-    assert max(parity.logits, parity.probabilities) < 1e-5
-    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
-    with torch.no_grad():
-        expected = model(images).logits
-    np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], expected.numpy(), atol=1e-4)
-    assert all(map(torch.equal, before, model.parameters()))
-
-
 def test_a_head_with_similar_images(solver_run: Any, tmp_path: Path) -> None:
     predictor = Model.open(solver_run.run)
     assert isinstance(predictor.network.head, NormalisedLinear)
@@ -174,14 +132,6 @@ def test_similar_images_agree_near_probability_0_and_1(tmp_path: Path) -> None:
         head.linear.bias.copy_(torch.tensor([-13.0, 13.0, -13.0, 13.0]))
     model = Network(backbone, head).eval()
     parity = write_onnx(predictor_of(model, 32), tmp_path / "m.onnx")
-    assert max(parity.logits, parity.probabilities) < 1e-4
-
-
-def test_a_backbone_of_timm(tmp_path: Path) -> None:
-    """timm's own small model for tests: the blocks of the bundled backbone, a few of each."""
-    backbone = build_backbone("test_efficientnet", pretrained=False, size=64)
-    model = Network(backbone, spread(Linear(backbone.channels, 4))).eval()
-    parity = write_onnx(predictor_of(model, 64), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
 
 

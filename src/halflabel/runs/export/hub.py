@@ -165,13 +165,7 @@ def _usage(view: Any) -> str:
     hf download USER/NAME --local-dir model
     halflabel predict model photo.jpg
 
-Or in Python:
-
-```python
-import halflabel
-
-print(halflabel.Model.open("model").predict("photo.jpg"))
-```
+In Python: `halflabel.Model.open("model").predict("photo.jpg")`
 
 Images are {resizing} {view.size} × {view.size} pixels ({view.interpolation}, antialiased). A class counts as
 present if its calibrated probability reaches its threshold; calibration and thresholds are in config.json. A class
