@@ -249,45 +249,23 @@ def resumed(folder: Path, epochs: int, resume: bool) -> dict[str, Tensor]:
 
 def commands(folder: Path) -> list[list[str]]:
     """Command lines on the photos and labels in `folder`; one photo cannot be read."""
-    data = [str(folder / "labels.csv"), str(folder / "photos"), "--minus-one", "absent"]
-    run = str(folder / "run")
-    return [
-        ["train", *data, "--method", "bce", "--out", run, "--epochs", "4", "--size", "32", *QUICK],
-        ["evaluate", run, *data, "--out", str(folder / "measured.json")],
-        ["predict", run, str(folder / "photos"), "--format", "csv", "--all"],
-        [
-            "fill",
-            run,
-            str(folder / "photos"),
-            "--precision",
-            "0.6",
-            "--confidence",
-            "0.6",
-            "--out",
-            f"{run}/filled.csv",
-        ],
-    ]
+    data, run = f"{folder}/labels.csv {folder}/photos --minus-one absent", folder / "run"
+    lines = (
+        f"train {data} --method bce --out {run} --epochs 4 --size 32 {QUICK}",
+        f"evaluate {run} {data} --out {folder}/measured.json",
+        f"predict {run} {folder}/photos --format csv --all",
+        f"fill {run} {folder}/photos --precision 0.6 --confidence 0.6 --out {run}/filled.csv",
+    )
+    return [line.split() for line in lines]
 
 
-QUICK = ["--max-bad", "0.1", "--workers", "0", "--set", "device=cpu", "--fit=batches", "--batch-size", "8", "--lr=0.01"]
+QUICK = "--max-bad 0.1 --workers 0 --set device=cpu --fit=batches --batch-size 8 --lr=0.01"
 
 
 def broken_off(folder: Path) -> list[str]:
     """A longer training, on the same cache."""
-    data = [str(folder / "labels.csv"), str(folder / "photos"), "--minus-one", "absent"]
-    return [
-        "train",
-        *data,
-        "--method",
-        "role",
-        "--out",
-        str(folder / "broken"),
-        "--epochs",
-        "6",
-        "--size",
-        "32",
-        *QUICK,
-    ]
+    data = f"{folder}/labels.csv {folder}/photos --minus-one absent"
+    return f"train {data} --method role --out {folder}/broken --epochs 6 --size 32 {QUICK}".split()
 
 
 def run_command(words: list[str]) -> None:

@@ -143,19 +143,6 @@ class TrainingState:
         """The epoch, and its batches that are trained."""
         return self.epoch, self.batches_done
 
-    def start_next_epoch(self) -> None:
-        self.epoch, self.batches_done = self.epoch + 1, 0
-        self.loss_sum.zero_()
-
-    def record_validation(self, value: float, weights: dict[str, Tensor] | None) -> None:
-        """Record the metric of the current epoch; `weights` are those to keep if it is the best so far."""
-        if weights is not None:
-            self.best, self.best_epoch, self.epochs_since_best = float(value), self.epoch, 0
-            self.best_weights = weights
-        else:
-            self.epochs_since_best += 1
-        self.previous = float(value)
-
     def to_dict(self) -> dict[str, Any]:
         """The state for a checkpoint; the log is text, as NumPy's numbers may be in it."""
         return {**vars(self), "log": json.dumps(self.log)}

@@ -155,7 +155,8 @@ class Loop:
         while state.epoch <= self.config.epochs and state.epochs_since_best < patience:
             self._train_epoch()
             log = self._finish_epoch()
-            state.start_next_epoch()
+            state.epoch, state.batches_done = state.epoch + 1, 0
+            state.loss_sum.zero_()
             self._save()
             self.callback.on_epoch_end(log)
             signals.release_signals()
@@ -269,10 +270,14 @@ class Loop:
         if self.validation is not None and logits is not None:
             judge = self.validation[1]
             log.update(distributed.run_on_main(lambda: judge(logits)))
-            value = log.get("select", math.nan)
+            value = float(log.get("select", math.nan))
             if self.config.schedule == "plateau" and value < state.previous:
                 state.lr_factor *= self.config.step_factor
-            state.record_validation(value, self._evaluated_weights() if value > state.best else None)
+            state.epochs_since_best += 1
+            if value > state.best:
+                state.best, state.best_epoch, state.epochs_since_best = value, state.epoch, 0
+                state.best_weights = self._evaluated_weights()
+            state.previous = value
         log["seconds"] = time.perf_counter() - self.started
         state.log.append(log)
         return log
