@@ -1,8 +1,4 @@
-"""Calibration: from logits to probabilities, fitted on known labels.
-
-`fit_platt` fits one curve for all classes, `fit_class_platt` one per class; `positives_only` has those for labels of
-which only positives are known. Imports no torch: the review page, which uses it, starts without.
-"""
+"""Calibration: from logits to probabilities, fitted on known labels. Imports no torch, for a quick review page."""
 
 from __future__ import annotations
 
@@ -213,10 +209,7 @@ def describe_answers(p: NDArray[Any], present: NDArray[np.bool_]) -> str:
 
 
 def has_as_many_negatives(labels: NDArray[Any]) -> bool:
-    """Return whether at least as many known labels are absent as present.
-
-    Else people mostly noted what they saw: shares of known labels are far too high for the unknown ones.
-    """
+    """Return whether at least as many known labels are absent as present; else people mostly noted what they saw."""
     return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
 
 
@@ -226,10 +219,7 @@ def sigmoid(x: NDArray[Any]) -> Floats:
 
 
 def fit_logistic(design: Floats, target: Floats, weight: Floats, prior: Floats, strength: Floats) -> Floats:
-    """Fit a logistic regression by Newton's method with step halving: design (n, k) -> coefficients (k,).
-
-    Minimises Σ weight · log loss + ½ Σ strength · (coefficients − prior)², beginning at `prior`.
-    """
+    """Minimise Σ weight · log loss + ½ Σ strength · (coefficients − prior)²: design (n, k) -> coefficients (k,)."""
     coefficients = prior.copy()
     damping = np.diag(strength + 1e-9)  # the damping keeps a flat curvature invertible
 
@@ -282,9 +272,6 @@ def _grouped(
 
 
 def logit_cells(x: Floats, low: float, high: float) -> NDArray[np.int64]:
-    """Return which of 1,024 equal ranges each logit (n,) is in, by two quantiles of the logits.
-
-    Outlying logits get ranges too, but a few huge ones do not widen all others.
-    """
+    """Return which of 1,024 equal ranges each logit (n,) is in; two quantiles of the logits limit how wide they are."""
     low, high = max(float(x.min()), 2 * low - high), min(float(x.max()), 2 * high - low)
     return np.clip((x - low) * (BINS / max(high - low, 1e-9)), 0, BINS - 1).astype(np.int64)

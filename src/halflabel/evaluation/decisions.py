@@ -53,10 +53,9 @@ def fit_decisions(
     """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
 
     Probabilities are those of `calibrate`, or such that images have as many `positives_per_image` as somebody states.
-    Answers to random questions in `control` (N, C), a sparse array of their inclusion weights, negative where the
-    answer is no, correct probabilities that rest on an assumption, and check it; `is_asked`: hardly anything else than
-    answers is known.
-    The threshold is the same for all classes: the probability that maximises the expected micro F1.
+    Answers to random questions in `control` (N, C), a sparse array of their inclusion weights, negative for no, correct
+    probabilities that rest on an assumption; `is_asked`: hardly anything else than answers is known. The threshold of
+    all classes is the probability that maximises the expected micro F1.
     """
     x, known = logits.cpu().numpy(), labels.cpu().numpy()
     calibration = _fit_known(x, known) if is_asked else calibrate(x, known)
@@ -132,8 +131,7 @@ def _correct(calibration: Calibration, logits: NDArray[Any], known: NDArray[Any]
 def _fit_known(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
     """Fit one curve for all classes, or one per class if that has a lower log loss in five folds of the images.
 
-    The curves per class count from one to three standard errors by which the mean loss of an image is lower: below,
-    fewer parameters are as good.
+    The curves per class count from one to three standard errors by which the mean loss of an image is lower.
     """
     step = max(1, -(-labels.size // _COMPARED_ENTRIES))
     gain = _compare(logits[::step], labels[::step])

@@ -60,9 +60,8 @@ class Evaluation:
 class ValidationMetric:
     """Computes the metric of validation logits after each epoch; `select` picks the best epoch; higher is better.
 
-    With known negatives it is the mAP over known entries. If only positives are known, every ranking of the known
-    entries is perfect, so unknown entries then count as absent: biased, but it still ranks epochs, and it needs no
-    hidden labels.
+    It is the mAP over known entries. If only positives are known, unknown entries count as absent: biased, but it
+    still ranks epochs.
     """
 
     def __init__(self, labels: Tensor) -> None:
@@ -132,12 +131,10 @@ def measure(
 ) -> Evaluation:
     """Measure logits (N, C) on labels (N, C): known entries only, without images that could not be read.
 
-    A class without known negatives has no AP and is left out of mAP, because every ranking of its known entries is
-    perfect. So is a class with less than the `fewest` known positives; it is left out of macro F1 too, but its entries
-    count in micro F1. If no class has known negatives, no decision can be a false positive either: all metrics but
-    recall are NaN, and the protocol says so. Without `decisions` the threshold is 0.5. Intervals of AP resample images,
-    or whole `groups` (N,) of them; 0 `resamples` give none. Labels that were `asked` for at random (N, C), with their
-    inclusion weights, are no plain sample: by them all is estimated.
+    A class without known negatives or with less than the `fewest` known positives has no AP and is left out of mAP and
+    macro F1, but its entries count in micro F1. If no class has known negatives, all metrics but recall are NaN.
+    Without `decisions` the threshold is 0.5. Intervals of AP resample images, or whole `groups` (N,) of them; 0
+    `resamples` give none. Labels that were `asked` for at random (N, C), with inclusion weights, estimate all of it.
     """
     calibration, thresholds = decisions or Decisions(Calibration(), torch.full((len(classes),), 0.5))
     readable = torch.cat([torch.zeros(0, dtype=torch.bool), *(~logits[r].isnan().any(1) for r in row_blocks(logits))])

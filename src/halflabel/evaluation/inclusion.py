@@ -1,7 +1,4 @@
-"""Answers to random questions count by their inclusion weights: each stands for so many entries.
-
-The weight of an answer is 1 / the probability that its question was drawn. Used for every estimate from such answers.
-"""
+"""Answers to random questions count by their inclusion weights: 1 / the probability that the question was drawn."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ def weighted_share(weight: NDArray[Any], present: NDArray[Any], answers: Any = 1
 
         share = Σ w · present / Σ w,    number = (Σ w)² / Σ w²
 
-    the ratio of two Horvitz-Thompson totals (1952). Of groups of answers with the same weight, `present` and `answers`
-    are the numbers of present ones and of all.
+    Of groups of answers with the same weight, `present` and `answers` are the numbers of present ones and of all.
     """
     total = float((weight * answers).sum())
     return float((weight * present).sum()) / total, total**2 / float((weight**2 * answers).sum())

@@ -128,10 +128,7 @@ def limits(
 def rate_limits(
     value: float, residual: Tensor, positives: float, group: NDArray[np.int64], least_variance: float = 0.0
 ) -> tuple[float, float]:
-    """Return `limits` of a rate from how much each image (N,) moves it (`thresholded.rate_residuals`).
-
-    The variance is that of the sum over `group`s (N,) of images, which are drawn together.
-    """
+    """Return `limits` of a rate from how much each image (N,) moves it; groups (N,) of images are drawn together."""
     number = torch.from_numpy(np.unique(group, return_inverse=True)[1].reshape(-1))
     if not len(number) or positives <= 0:
         return math.nan, math.nan
@@ -164,11 +161,7 @@ def _limits_from_replicates(
 
 
 def resample(images: int, replicates: range, seed: int = 0) -> NDArray[np.int64]:
-    """Return the images that each replicate draws with replacement: (len(replicates), images), by seed and number.
-
-    >>> bool((resample(5, range(3), seed=1)[2] == resample(5, range(2, 4), seed=1)[0]).all())
-    True
-    """
+    """Return the images that each replicate draws with replacement: (len(replicates), images), by seed and number."""
     which = np.arange(replicates.start, replicates.stop, replicates.step)[:, None]
     return (uniform(seed, which, np.arange(images)[None, :]) * images).astype(np.int64)
 

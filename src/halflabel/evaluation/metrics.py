@@ -1,8 +1,6 @@
-"""Metrics: pure functions of scores (N, C) and labels (N, C) in {-1, 0, +1}, over the known entries.
+"""Metrics: functions of scores (N, C) and labels (N, C) in {-1, 0, +1}, tensors or arrays, over the known entries.
 
-0 means unknown and is skipped: the score of an unknown entry changes no result (`top_k` and `accuracy`, which look at
-the whole ranking of an image, say where it does). NaN means that there was nothing to measure, and is left out of
-means. Inputs are tensors on any device, or NumPy arrays.
+0 means unknown and is skipped. NaN means that there was nothing to measure, and is left out of means.
 """
 
 from halflabel.evaluation.intervals import bootstrap, limits, positives_of_mean, resample

@@ -1,8 +1,7 @@
 """Calibration where mostly positives are known: the probability that a class is present, from which labels were given.
 
-All models assume that p rises with the logit x of a class along a logistic curve, and that the labels that were given
-are a random sample of the present ones. The shape of p then shows how many present labels were not given. Imports no
-torch.
+All models assume a logistic curve, and that the given labels are a random sample of the present ones: the shape of the
+curve then shows how many were not given. Imports no torch.
 """
 
 from __future__ import annotations
@@ -247,11 +246,7 @@ def expected_f1_threshold(probabilities: NDArray[Any]) -> float:
 
 
 def expected_threshold(probabilities: NDArray[Any], *, precision: float = 0.0, recall: float = 0.0) -> float:
-    """Return the lowest threshold with this expected precision, or the highest one with this expected recall.
-
-    Of the k most likely entries, Σ_{i ≤ k} p_i are expected to be present; NaN is left out. A precision that not even
-    the surest entry reaches gives 1: nothing is called present.
-    """
+    """Return the lowest threshold with this expected precision (1: none), or the highest with this expected recall."""
     p = np.sort(probabilities[~np.isnan(probabilities)].astype(np.float64))[::-1]
     hits = np.cumsum(p)
     if recall:
@@ -266,10 +261,7 @@ _GIVEN = "each present label had the same chance of being given"
 
 
 def _bent_curve(parameters: Floats, x: Floats) -> Floats:
-    """Return p at the logits x, by the logarithm of the slope, the offset and the logarithm of the bend.
-
-    The bend is at most 1: labels hardly tell how much surer than the curve the surest scores are.
-    """
+    """Return p at the logits x, by the logarithm of the slope, the offset and the logarithm of the bend, at most 0."""
     z = math.exp(parameters[0]) * x + parameters[1]
     return np.clip(sigmoid(np.minimum(z, 0) + math.exp(parameters[2]) * np.maximum(z, 0)), 1e-12, 1 - 1e-12)
 
@@ -294,10 +286,7 @@ def _prior(parameters: Floats, spreads: Floats) -> float:
 
 
 def _minimise(function: Callable[[Floats], float], scale: float, *starts: list[float]) -> list[float]:
-    """Return the best parameters from several starts, of a mean over `scale` labels; the third is the log bend.
-
-    Optima that are about as likely are averaged, so that no single label chooses one.
-    """
+    """Return the best parameters from several starts, of a mean over `scale` labels; equal optima are averaged."""
     from scipy.optimize import minimize  # imported late: predicting does not need it
 
     limits = [(-8.0, 8.0), (None, None), (None, 0.0), *[(None, None)] * (len(starts[0]) - 3)]

@@ -67,20 +67,15 @@ def sampling_step(shape: tuple[int, ...]) -> int:
 
 
 def has_negatives_to_rank(labels: Tensor) -> bool:
-    """Return whether known labels can rank scores: at least half as many are absent as present.
-
-    Few negatives would measure little, and those that a person was asked about are the difficult ones.
-    """
+    """Return whether known labels can rank scores: at least half as many are absent as present."""
     return 2 * int((labels < 0).sum()) >= int((labels > 0).sum())
 
 
 def ranking_quality(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean average precision over classes with a known positive and a known negative, or 0.
+    """Return the mean average precision by which training chooses, or 0 where no class has one.
 
-    By it out-of-fold and held-out scores choose strengths, similar images and heads. With too few known negatives to
-    rank, unknown entries count as negatives: a known positive should rank above most of the others, which holds for
-    every method's ranking alike. At most 4 million entries are sorted: of larger tables classes are taken at equal
-    distances. Images whose first score is NaN are left out.
+    With too few known negatives to rank, unknown entries count as negatives. At most 4 million entries are sorted: of
+    larger tables classes are taken at equal distances. Images whose first score is NaN are left out.
     """
     quality = mean_known(ranking_quality_of_classes(scores, labels))
     return 0.0 if math.isnan(quality) else quality
@@ -102,10 +97,7 @@ def mean_known(values: Tensor) -> float:
 
 
 def class_blocks(scores: Tensor, labels: Tensor) -> Iterator[list[tuple[int, NDArray[Any], NDArray[Any]]]]:
-    """Yield number, scores (N,) and labels (N,) of the classes with a known positive and a known negative, in blocks.
-
-    Single columns of a large table would be read slowly.
-    """
+    """Yield number, scores (N,) and labels (N,) of classes with a known positive and a known negative, in blocks."""
     for first in range(0, scores.shape[1], _BLOCK_CLASSES):
         columns, truths = (each[:, first : first + _BLOCK_CLASSES].T.contiguous().cpu() for each in (scores, labels))
         columns = columns if columns.dtype == torch.float64 else columns.float()

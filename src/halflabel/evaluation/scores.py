@@ -28,10 +28,8 @@ _BLOCK_ENTRIES = 1 << 20  # entries of an image block
 class Scores:
     """Logits (N, C), NaN for unreadable images, and the fold (N,) of each image.
 
-    Images of one fold ≥ 0 were scored by a model that saw none of their labels. Those of fold −1 were trained on and
-    are never used for evaluation. The kind says how the model was trained: "out-of-fold", one model per fold, without
-    it; "held-out", one model, without the images that it held out; "trained-on", one model, on all images.
-    Memory: 4 bytes per entry, in a scratch file from 256 MB on, and 1 byte per image.
+    Images of one fold ≥ 0 were scored by a model that saw none of their labels; those of fold −1 were trained on and
+    are never used for evaluation. Of the kind "out-of-fold", each fold has a model; else one model scored all.
     """
 
     images: Names

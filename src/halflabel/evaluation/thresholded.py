@@ -50,11 +50,7 @@ class Counts(NamedTuple):
 
 
 class PrecisionRecallF1(NamedTuple):
-    """Precision, recall and F1 averaged over classes (C-, macro) and overall (O-, micro).
-
-    `classes` is the number of classes with a known positive and a known negative, over which CP, CR and macro_f1 are
-    averaged.
-    """
+    """Precision, recall and F1 averaged over the `classes` that are judged (C-, macro) and overall (O-, micro)."""
 
     CP: float
     CR: float
@@ -178,9 +174,7 @@ def accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
     """Return the share of images whose highest score is that of their one positive; for single-label data.
 
     The highest score is taken among all classes, known or not; of equal scores, that of the lower class index. Images
-    without a positive are left out, NaN if none is left; an image with two positives raises UserError.
-
-    scores, labels: (N, C).
+    without a positive are left out; an image with two positives raises UserError. scores, labels: (N, C).
     """
     table, known = as_pair(scores, labels)
     present = known > 0
@@ -200,10 +194,7 @@ def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> f
 
     ECE = sum over bins b of n_b / n * | share of +1 in b - mean score in b |
 
-    Bin b contains b/bins <= score < (b+1)/bins, the last one also 1. NaN without a known entry. A score of a known
-    entry outside [0, 1] raises UserError.
-
-    scores, labels: (N, C).
+    NaN without a known entry. A score of a known entry outside [0, 1] raises UserError. scores, labels: (N, C).
     """
     if bins < 1:
         raise UserError(f"{bins} bins are not possible", "use at least 1")
@@ -233,11 +224,6 @@ def completion_rates(predicted: ArrayLike, truth: ArrayLike, given: ArrayLike) -
       tn_rate            of those in F that are truly -1, the share labelled -1
       accuracy           of F, the share labelled right
       label_proportion   of all entries, the share labelled: predicted != 0 or given != 0 ("clean + weak labels")
-
-    predicted, truth, given: (N, C) in {-1, 0, +1}; given are the clean labels.
-
-    >>> completion_rates(torch.tensor([[1, -1, 0, 1]]), torch.tensor([[1, 1, 1, -1]]), torch.zeros(1, 4).int())
-    Completion(tp_rate=0.5, tn_rate=0.0, accuracy=0.3333333333333333, label_proportion=0.75)
     """
     tables = {"predicted": predicted, "true": truth, "given": given}
     filled, true, clean = (as_labels(table, f"{name} labels") for name, table in tables.items())
@@ -262,11 +248,7 @@ def _ratio(part: int, whole: int) -> float:
 
 
 def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5) -> dict[str, float]:
-    """Return all single-number metrics of probabilities (N, C) against labels (N, C), over known entries.
-
-    "classes" is the number of classes with a known positive and a known negative, over which mAP, CP, CR and macro_f1
-    are averaged.
-    """
+    """Return all single-number metrics of probabilities (N, C) against labels (N, C), over known entries."""
     return {
         "mAP": mean_average_precision(scores, labels),
         **{name: float(value) for name, value in precision_recall_f1(scores, labels, thresholds)._asdict().items()},

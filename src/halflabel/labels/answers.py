@@ -1,7 +1,4 @@
-"""People's answers in a database, which of them hold, and how people agree.
-
-Rows are only ever added, which gives undo and a full history.
-"""
+"""People's answers in a database to which rows are only ever added, which of them hold, and how people agree."""
 
 from __future__ import annotations
 
@@ -90,10 +87,7 @@ class _Database:
         return cursor.fetchall() if cursor.description else []
 
     def write(self, statement: str, rows: Sequence[Sequence[object]]) -> int:
-        """Run a statement for each row in one transaction; returns how many rows of the table changed.
-
-        On return the change survives a power failure.
-        """
+        """Run a statement for each row in one transaction, which survives a power failure; returns how many changed."""
         self._open_again()
         self._execute("BEGIN IMMEDIATE" if self.is_file else "BEGIN")
         try:
@@ -273,8 +267,7 @@ class AnswerStore:
     def label_rows(self, images: Names, classes: Names) -> Labels:
         """Return the answers that hold as label rows; unsure ones and conflicts that nothing decides are left out.
 
-        Image and class indices are those of the run's labels; photos that the labels do not list come after them.
-        Answers about other classes are refused.
+        Indices are those of the run's labels; photos that the labels do not list come after them.
         """
         answers = [item for item in holding_answers(self.current()) if item.value]
         names, labels = [item.image for item in answers], [item.label for item in answers]

@@ -1,7 +1,4 @@
-"""Audit: what a reader did with a label file: how each raw value was read, how often, and what was left out.
-
-Readers return a `LabelImport`; the commands print its audit so that a person can check the import.
-"""
+"""Audit: what a reader did with a label file: how each raw value was read, how often, and what was left out."""
 
 from __future__ import annotations
 

@@ -68,10 +68,7 @@ class Labels:
         sources: Sequence[str] | None = None,
         weight: NDArray[Any] | None = None,
     ) -> Labels:
-        """Build rows with defaults: `source` may be one string for all rows; a missing score or weight becomes NaN.
-
-        Raises UserError for more sources than an int16 can number.
-        """
+        """Build rows; `source` may be one string for all rows, a missing score or weight becomes NaN."""
         if isinstance(source, str):
             sources, source = (source,), np.broadcast_to(np.int16(0), len(image))
         sources = tuple(sources if sources is not None else ("",))
@@ -270,8 +267,7 @@ class Labels:
     def with_labels(self, table: Table) -> Labels:
         """The labels of a table of the same images and classes, with the sources and scores of these rows.
 
-        A label that has changed its value keeps its source and loses its score; a new one has neither. Uncertain
-        entries stay uncertain.
+        A changed label keeps its source and loses its score; a new one has neither. Uncertain entries stay uncertain.
         """
         holding = self.holding(uncertain=True)
         if not len(holding):
@@ -323,10 +319,7 @@ def _by_first_appearance(index: NDArray[np.int32]) -> tuple[NDArray[np.int32], N
 
 
 def is_model_source(source: str) -> bool:
-    """Whether a source is a model: "model:METHOD:RUN", or "model", "machine", "ai" … for models without a name.
-
-    Case and outer blanks do not matter: a model must not pass for a person by its spelling.
-    """
+    """Whether a source is a model: "model:METHOD:RUN", or "model", "machine", "ai" … in any spelling."""
     name = source.strip().lower()
     return name.startswith(MODEL_PREFIX) or name in _UNNAMED_MODELS
 

@@ -97,11 +97,7 @@ class Names:
         return pair[0].as_py(), pair[1].as_py()
 
     def merge_look_alikes(self, weights: NDArray[Any]) -> NDArray[np.int64]:
-        """For each name, the number of the one with the largest weight among those that differ in capitals or blanks.
-
-        >>> Names(["Dog", "cat", "dog"]).merge_look_alikes(np.array([1, 5, 9])).tolist()
-        [2, 1, 2]
-        """
+        """For each name, the number of the heaviest one among those that differ in capitals or blanks."""
         group = pc.dictionary_encode(_visible(self.array, ignore_case=True)).indices.to_numpy()
         order = np.lexsort((-np.asarray(weights), group))
         return np.asarray(order[np.unique(group[order], return_index=True)[1]][group])

@@ -1,7 +1,7 @@
 """Label rules: a dog is an animal, day excludes night. What follows from them, and which known labels contradict them.
 
-`implies`: where the first class is present the second is present too; where the second is absent the first is absent.
-`excludes`: the two classes are never present together; `*` stands for all other classes (`No Finding,excludes,*`).
+`implies`: where the first class is present the second is too; where the second is absent the first is. `excludes`: the
+two are never present together; `*` stands for all other classes (`No Finding,excludes,*`).
 """
 
 from __future__ import annotations
@@ -262,10 +262,7 @@ def _raise_impossible(rules: list[_Rule], which: int, implied: Any, classes: Nam
 
 
 def find_contradictions(rules: Rules, table: Table, *, max_examples: int = 5) -> tuple[int, list[str]]:
-    """Count the entries where known labels contradict each other by the rules; with examples "image: class".
-
-    Images are processed in blocks of about two million entries.
-    """
+    """Count the entries where known labels contradict each other by the rules; with examples "image: class"."""
     count = 0
     examples: list[str] = []
     step = max(1, _BLOCK_ENTRIES // max(len(table.classes), 1))

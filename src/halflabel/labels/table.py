@@ -301,10 +301,7 @@ def are_nearly_all_positive(labels: Any, entries: int) -> bool:
 
 
 class Pair(NamedTuple):
-    """Two classes that occur together.
-
-    `together`: images known to have both; `probability`: P(second | first); `lift`: P(second | first) / P(second).
-    """
+    """Two classes present `together` in so many images, P(second | first), and P(second | first) / P(second)."""
 
     first: str
     second: str
@@ -363,10 +360,7 @@ def _check_indices(index: ArrayLike, size: int) -> NDArray[np.int64]:
 
 
 def last_of_each(image: NDArray[Any], column: NDArray[Any]) -> NDArray[np.int64] | slice:
-    """The positions of the last entry of each (image, class), ordered by image and class.
-
-    Returns slice(None) if the entries are already distinct and in that order.
-    """
+    """The positions of the last entry of each (image, class), in their order; slice(None) if that is what is given."""
     is_next_class = (image[1:] == image[:-1]) & (column[1:] > column[:-1])
     if np.all(is_next_class | (image[1:] > image[:-1])):
         return slice(None)

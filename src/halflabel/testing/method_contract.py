@@ -1,7 +1,6 @@
 """The contract of a method, one function per promise; used by `halflabel methods NAME --check` and by the tests.
 
-Each check trains or steps a method on a small random table of one label regime and raises `Broken` where the promise
-does not hold.
+Each check trains or steps a method on a small random table of one label regime, or raises `Broken`.
 """
 
 from __future__ import annotations
