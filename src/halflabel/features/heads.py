@@ -180,7 +180,32 @@ class NormalisedHead(Head):
         return self.head.class_maps(self._normalise(maps))
 
 
-class Weldon(Head):
+class MapHead(Head):
+    """A head that scores the class maps A = W · features + b of each place; pooled features are maps of one cell."""
+
+    needs_maps = True
+    gain = 1.0  # the score of a map of equal cells a is gain · a
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, classes, 1)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        scores: Tensor = self.conv(maps)
+        return scores
+
+    def places(self, features: Tensor) -> Tensor:
+        """(B, D, h, w) or (B, D) -> (B, D, h, w)."""
+        return features if features.ndim == 4 else features[:, :, None, None]
+
+    @torch.no_grad()
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        self.conv.weight.copy_(weight[:, :, None, None] / self.gain)
+        assert self.conv.bias is not None
+        self.conv.bias.copy_(bias / self.gain)
+
+
+class Weldon(MapHead):
     """x = ½ (mean of the k⁺ highest cells + mean of the k⁻ lowest cells) of each class map. Durand 2016 (WELDON).
 
     Class maps A = 1×1 convolution of the features, after dropout of single elements. k < 1 is a share of the cells
@@ -189,24 +214,20 @@ class Weldon(Head):
     linear. Memory: 4·(D + 1) bytes per class.
     """
 
-    needs_maps = True
-
     def __init__(
         self, channels: int, classes: int, k_plus: float = 0.1, k_minus: float = 0.1, dropout: float = 0.0
     ) -> None:
-        super().__init__()
+        super().__init__(channels, classes)
         self.k_plus = k_plus
         self.k_minus = k_minus
         self.dropout = nn.Dropout(dropout)
-        self.conv = nn.Conv2d(channels, classes, 1)
 
     @property
     def words(self) -> str:
         return "WELDON pooling" + _dropout_words(self.dropout)
 
     def forward(self, features: Tensor) -> Output:
-        places = features if features.ndim == 4 else features[:, :, None, None]
-        maps = self.class_maps(self.dropout(places))
+        maps = self.class_maps(self.dropout(self.places(features)))
         return Output(self._score(maps.flatten(2)), pool(features), maps)
 
     def _score(self, cells: Tensor) -> Tensor:
@@ -216,21 +237,6 @@ class Weldon(Head):
             return high
         low = cells.topk(_cells(self.k_minus, cells.shape[2]), dim=2, largest=False, sorted=False).values.mean(2)
         return high / 2 + low / 2  # halved first: the sum could overflow in half precision
-
-    def class_maps(self, maps: Tensor) -> Tensor:
-        scored: Tensor = self.conv(maps)
-        return scored
-
-    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
-        load_class_maps(self.conv, weight, bias)
-
-
-@torch.no_grad()
-def load_class_maps(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
-    """Let class maps of a 1×1 convolution have the scores of a linear classifier at each place."""
-    conv.weight.copy_(weight[:, :, None, None])
-    assert conv.bias is not None
-    conv.bias.copy_(bias)
 
 
 def _cells(k: float, cells: int) -> int:

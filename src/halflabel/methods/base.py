@@ -199,11 +199,12 @@ class Recipe:
     options: Mapping[str, inspect.Parameter]
     serves: tuple[str, ...]
     paper: str
-    lr: float
-    weight_decay: float
-    linear_init: int = 0
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    linear_init: int = 0  # epochs of the head alone before the whole network is trained
+    # Values to try of the most important option, for comparisons; or a function of all options that returns them.
     tune: Tune | Callable[[Mapping[str, Any]], Tune] = field(default_factory=dict)
-    needs: Needs = field(default_factory=dict)
+    needs: Needs = field(default_factory=dict)  # given beside other values, an option is refused
     only_in: Mapping[str, Collection[str]] = field(default_factory=dict)  # option -> the WAYS in which it counts
     no_onnx: str = ""  # why the model cannot be exported to ONNX
 
@@ -348,15 +349,9 @@ def method(
     *,
     serves: Sequence[str],
     paper: str,
-    lr: float = 1e-3,
-    weight_decay: float = 1e-4,
-    linear_init: int = 0,
-    tune: Tune | Callable[[Mapping[str, Any]], Tune] | None = None,
-    needs: Needs | None = None,
-    only_in: Mapping[str, Collection[str]] | None = None,
-    no_onnx: str = "",
     name: str | None = None,
     options_of: Callable[..., Method] | None = None,
+    **declared: Any,
 ) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a function as the method of its name (underscores become hyphens).
 
@@ -365,17 +360,9 @@ def method(
     replaces the earlier one.
 
     serves: the label regimes that the method can learn from.
-    lr, weight_decay, linear_init: training defaults; linear_init is the number of epochs of the head alone before the
-    whole network is trained.
-    tune: values to try of the method's most important option, for comparisons; or a function of all options that
-    returns them, where the other options decide which values make sense.
-    needs: options that count only beside certain values of others, as in {"passes": {"strategy": ("e",)}}; given beside
-    other values they are refused.
-    only_in: options that count only in some of the WAYS of training; in others
-    they are refused.
-    no_onnx: why the model cannot be exported to ONNX, if it cannot.
     name: for methods whose name no function can have, such as sarb*; the function's name is then an alias.
     options_of: another method, whose options this one takes too; the function gets them as keyword arguments.
+    declared: further fields of `Recipe`: lr, weight_decay, linear_init, tune, needs, only_in, no_onnx.
     """
     unknown = set(serves) - set(REGIMES)
     if unknown:
@@ -398,22 +385,9 @@ def method(
                 raise ValueError(
                     f"option {option.name!r} of {method_name} needs a number, a text, True or False as default"
                 )
-        if tune and not callable(tune) and (other := set(tune) - set(options)):
+        registered = Recipe(method_name, build, options, tuple(serves), paper, **declared)
+        if not callable(registered.tune) and (other := set(registered.tune) - set(options)):
             raise ValueError(f"{method_name} has no option {min(other)!r} to tune")
-        registered = Recipe(
-            method_name,
-            build,
-            options,
-            tuple(serves),
-            paper,
-            lr,
-            weight_decay,
-            linear_init,
-            tune=tune or {},
-            needs=needs or {},
-            only_in=only_in or {},
-            no_onnx=no_onnx,
-        )
         _REGISTRY[method_name] = registered
         vars(build)[_RECIPE] = registered  # pickled with the function, for processes that have not registered it
         if method_name != alias:

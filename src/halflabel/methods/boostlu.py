@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from halflabel.features.heads import Head, load_class_maps, pool
+from halflabel.features.heads import MapHead, pool
 from halflabel.methods.base import REGIMES, Method, OneOrMore, method
 from halflabel.methods.large_loss import LargeLoss
 from halflabel.methods.parts.losses import BCE
@@ -18,32 +18,26 @@ from halflabel.types import Output
 _SCHEMES = {"ll-r": ("reject", 0.5), "ll-ct": ("correct", 0.2), "ll-cp": ("keep", 0.1)}  # with Δ in percent
 
 
-class BoostedMaps(Head):
+class BoostedMaps(MapHead):
     """x = mean over places of max(A, α·A): (B, D, h, w) -> logits (B, C), maps (B, C, h, w).
 
     Pooled features (B, D) are maps of one cell. Without `while_training` the boost is used in evaluation mode only.
     """
 
-    needs_maps = True
-
     def __init__(self, channels: int, classes: int, alpha: float = 5.0, while_training: bool = True) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, classes, 1)
+        super().__init__(channels, classes)
         self.alpha = alpha
         self.while_training = while_training
 
     def forward(self, features: Tensor) -> Output:
-        maps = self.class_maps(features if features.ndim == 4 else features[:, :, None, None])
+        maps = self.class_maps(self.places(features))
         return Output(maps.mean(dim=(2, 3)), pool(features), maps)
 
     def class_maps(self, maps: Tensor) -> Tensor:
-        scores: Tensor = self.conv(maps)
+        scores = super().class_maps(maps)
         if self.training and not self.while_training:
             return scores
         return torch.maximum(scores, self.alpha * scores)
-
-    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
-        load_class_maps(self.conv, weight, bias)
 
 
 @method(

@@ -52,15 +52,10 @@ def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
 
     def output(_: nn.Module, inputs: tuple[Any, ...], result: Output) -> None:
         # Each of several processes passes some of the images and gets the outputs of all.
-        rows = (
-            len(inputs[0])
-            if inputs and not distributed.is_distributed()
-            else len(result.logits)
-            if result.logits.ndim
-            else 0
-        )
+        rows = len(batch.labels) if distributed.is_distributed() else len(inputs[0])
         if tuple(result.logits.shape) != (rows, classes):
-            part = f"the head {type(inner.head).__name__}" if isinstance(inner := _inner(model), Model) else "the model"
+            inner = next((part for part in model.modules() if isinstance(part, Model)), None)
+            part = f"the head {type(inner.head).__name__}" if inner else "the model"
             must = f"logits of the shape ({rows}, {classes}), images × classes"
             raise _wrong_return(part, result.logits, must, "correct its `forward`")
 
@@ -103,11 +98,6 @@ def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """Return the model without the wrappers of training."""
-    return next((part for part in model.modules() if isinstance(part, Model)), model)
 
 
 def _wrong_return(part: str, result: Any, must: str, fix: str) -> UserError:

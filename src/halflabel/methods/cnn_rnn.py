@@ -52,7 +52,6 @@ def cnn_rnn(
     path ends before them.
 
     The score of c is the probability that a path contains it: the sum of P(path to c) over the steps of a beam search.
-    The best path only would leave most labels without a score.
 
     order: frequent labels first (as in the paper), rare first, or learned: as the model scores the positives at the
     first step. unknown: ignore, negative (absent, as in Huynh 2020), or auto: absent if no label at all is known to be

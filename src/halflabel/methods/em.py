@@ -34,8 +34,7 @@ def em(alpha: NonNegative = 0.2, few_absent: NonNegative = 0.1) -> Method:
     Such negatives are usually the few labels that somebody was asked about; at full weight they would outweigh the
     entropy term.
 
-    Differs from the released code: known negatives, which it refuses, count as known negatives, with weight few_absent
-    where they are few; and it adds 1e-5 inside every log.
+    Differs from the released code: known negatives, which it refuses, count as such; and it adds 1e-5 inside every log.
     """
     return Method(BCE(), FewAbsent(few_absent), terms=[Entropy(-alpha)])
 

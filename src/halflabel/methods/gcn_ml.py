@@ -47,9 +47,8 @@ def gcn_ml(
     sentence-transformers model. vector_size: length of the vectors, 300 in the paper. pooling: max, which needs
     features with places (maps), or mean.
 
-    Differs from the released code: it normalises by columns, adds 1 instead of 1 − p to the diagonal with 0.25 for p
-    (the same up to a factor), and counts P_ij on full labels. Eq. 8 as printed gives weight to every pair; only
-    edges are meant. P_ij counts one more image, so that pairs seen once have no edge.
+    Differs from the released code: it normalises by columns, adds 1 instead of 1 − p to the diagonal with 0.25 for p,
+    and counts P_ij on full labels. P_ij counts one more image, so that pairs seen once have no edge.
     """
     if not 0 < tau <= 1 or not 0 <= p < 1:
         raise UserError(f"tau {tau:g} and p {p:g} do not fit", "use 0 < tau ≤ 1 and 0 ≤ p < 1")

@@ -405,16 +405,12 @@ def imcl(
     side: groups of images (the species of a bird, say), stated as those of --group; a one-hot vector of the group, of
     magnitude side_weight, is appended to y in the search for similar images.
 
-    The paper's settings: RMSProp, lr 1e-3 (CUB and COCO 1e-2; COCO 1e-3 after two epochs), × 0.8 when validation falls:
-    optimizer=rmsprop schedule=plateau step_factor=0.8. It refines a trained logistic model for 1 epoch (CUB 3, COCO 4):
-    begin_from=RUN logistic_share=0, where RUN was trained with `bce` or `logistic`. Batches of 32, and of 1 for COCO,
-    which needs a `dictionary`.
+    The paper trains with optimizer=rmsprop schedule=plateau step_factor=0.8 lr=1e-3 and begins from a trained logistic
+    model: begin_from=RUN logistic_share=0.
 
     Differs from the paper: λ_y and λ_f are rescaled by default; A and the network step together instead of in turns.
-    Not in the paper: A ≥ 0 and its start; an image without similar ones has no ℓ_y and ℓ_f; for the details of
-    algorithm 2 see `parts/matching_pursuit.py`. Differs from the released code: it has another activation and no outer
-    tanh, applies A before known labels replace predictions, does not clip c, divides cross-entropy by the known entries
-    of the batch, and recomputes the features of its dictionary every 250 steps.
+    Differs from the released code: it has another activation and no outer tanh, applies A before known labels replace
+    predictions, does not clip c, and divides cross-entropy by the known entries of the batch.
     """
     values = {name: value for name, value in locals().items() if name not in ("logistic_share", "dictionary")}
     between(1, MOST_ITEMS, k=k)

@@ -29,10 +29,9 @@ def partial_bce(
 
         L = 1/B Σ_i g(p_i)/C Σ_{known c} BCE,   g(p) = α p^γ + β,   p_i = share of image i's labels known   (eq. 1, 2)
 
-    g_value, g_share: g(g_share) = g_value, which with g(1) = 1 gives α and β: g(0.1) = 5 and γ = 1 give α = −4.44 and
-    β = 5.44 (rounded to −4.45 and 5.45 in the paper). The paper finds g(0.1) from 3 to 50 equally good, 20 best; 1 is
-    `bce`. gamma (γ): 1 is linear; the paper finds −1 worse, 3 better with many known labels and slightly worse with
-    few. alpha, beta (α, β): set g directly, if either is not 0; alpha=1 gamma=-1 is the mean over the known labels.
+    g_value, g_share: g(g_share) = g_value, which with g(1) = 1 gives α and β: g(0.1) = 5 and γ = 1 give α = −4.44 and β
+    = 5.44 (rounded to −4.45 and 5.45 in the paper). gamma (γ): 1 is linear. alpha, beta (α, β): set g directly, if
+    either is not 0; alpha=1 gamma=-1 is the mean over the known labels.
 
     If every image has the same share of known labels, g is one common factor, which AdamW cancels: the result is that
     of `bce`, unless weak labels or optimizer=sgd are used.

@@ -136,20 +136,16 @@ def plcl(
           c: y ≥ θ present (5)                       d: as a, on the mean logit of an ensemble (2)
           e: Var(y) ≤ θ over passes with dropout, label by the sign of the mean (0.3)     2steps: all, once
 
-    strategy: none, a, b, c, d, e or 2steps; theta (θ): 0 = the strategy's default, as above.
-    relabel_at: the epochs before which labels are added, as in 10,15 (default: at half and three quarters of training,
-    the paper's 10 and 15 of 20). Weak labels stay and later times add to them, as the paper's label proportions show.
-    passes, dropout: for e. The paper says "variance of the classification scores" and "the setting used in" Kendall and
-    Gal 2017. It must mean the variance of logits: its θ up to 0.5 leave entries unlabelled, and scores in [0, 1] have a
-    variance of at most 0.25. That setting is 50 passes and dropout 0.2 after every convolution; here dropout is before
-    the head only, with 20 passes at 0.5. Dropout is used in training with every strategy. The variance depends on the
-    model: after few steps, or with little dropout, it is small and everything would be labelled, right or wrong; use
-    strategy a then. block: images per block of b, the paper's mini-batch. ensemble: for d, which the paper does not
-    describe: so many heads on the same features with different initial weights and losses, whose mean is the model.
-    pooling: weldon, or mean (a linear head); k_plus, k_minus (k⁺, k⁻): below 1 a share of the cells, else a number.
-    gnn: use the graph network; steps (T). node_size: numbers in h_v beyond 40 classes, where e_v is then a random unit
-    vector; 0 = C always, as in the paper, whose time grows with C³. The paper does not say how the vector h_v⁰ + h_v^T
-    becomes a score. g_value, g_share, gamma, alpha, beta: as in `partial-bce`.
+    strategy: none, a, b, c, d, e or 2steps; theta (θ): 0 = the strategy's default, as above. relabel_at: the epochs
+    before which labels are added, as in 10,15 (default: at half and three quarters of training, the paper's 10 and 15
+    of 20). Weak labels stay and later times add to them, as the paper's label proportions show. passes, dropout: for e.
+    Dropout is before the head only, in training with every strategy. After few steps, or with little dropout, the
+    variance is small and everything would be labelled. block: images per block of b, the paper's mini-batch. ensemble:
+    for d, which the paper does not describe: so many heads on the same features with different initial weights and
+    losses, whose mean is the model. pooling: weldon, or mean (a linear head); k_plus, k_minus (k⁺, k⁻): below 1 a share
+    of the cells, else a number. gnn: use the graph network; steps (T). node_size: numbers in h_v beyond 40 classes,
+    where e_v is then a random unit vector; 0 = C always, as in the paper, whose time grows with C³. The paper does not
+    say how the vector h_v⁰ + h_v^T becomes a score. g_value, g_share, gamma, alpha, beta: as in `partial-bce`.
 
     The paper trains with optimizer=sgd lr=0.01 batch_size=16 schedule=step epochs=20 size=448 tune=all, one rate for
     all layers (backbone_lr=1) and mirror images only (crop=1).

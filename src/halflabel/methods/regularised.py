@@ -45,14 +45,13 @@ def l1r(strength: NonNegative = 1e-5, of: Literal["weights", "scores"] = "weight
 def l2r(strength: NonNegative = 1e-4, of: Literal["weights", "scores"] = "weights") -> Method:
     """Unknown taken as absent, plus ℓ2 regularisation, which keeps all weights small.
 
-    A row of the paper's table, which shows that regularising `an` does not help; not recommended. As part of the loss
-    it differs from the optimizer's weight decay, which AdamW applies separately from the gradient.
+    As `l1r`, and not recommended either. As part of the loss it differs from the optimizer's weight decay, which AdamW
+    applies separately from the gradient.
 
         L = L_AN + λ Σ w²                        of="weights": the trained weights without biases and norms
         L = L_AN + λ/(B·C) Σ_unknown p²          of="scores": the scores of unknown entries
 
-    The paper (a poster) does not say what is regularised, nor λ: both are options. Options: strength (λ; for scores try
-    0.1), of. The default weight decay is 0, so that there is no other regularisation.
+    strength (λ) and of: as in `l1r`.
     """
     return _regularised(2, strength, of)
 

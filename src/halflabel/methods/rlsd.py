@@ -52,9 +52,7 @@ def rlsd(
     (of u), hidden (of the LSTM), dropout (of z): as in `cnn-rnn`.
 
     Differs from the paper in its regions: there a localisation network trained on boxes proposes them; here they are
-    fixed, and no boxes are needed. One LSTM for all regions and the maximum over regions are the paper's. z is as in
-    `cnn-rnn`; paths that follow predictions in training, the loss and all sizes are our choice: there is no released
-    code.
+    fixed, and no boxes are needed. Paths that follow predictions in training, the loss and all sizes are our choice.
     """
     between(1, 64, levels=levels)  # the last level has 64² windows
     head = partial(Regional, levels=levels, length=length, dimensions=dimensions, hidden=hidden, dropout=dropout)

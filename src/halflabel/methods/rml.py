@@ -238,9 +238,8 @@ def ss_rml(
         L = 1/B Σ_i s_i [ Σ_{j present} Σ_{k absent} L(r_j) R_s(x_j − x_k) + κ Σ_j R_s(y_j x_j) ]        (eq. 6)
         s_i = exp(−d_i/t), d_i the Euclidean distance to the nearest labelled image; 1 for labelled ones  (eq. 5)
 
-    For images with some known labels, which the paper does not discuss: known entries stay, with weight 1; unknown
-    entries are copied from the nearest other image with a known label, with weight s_i; entries unknown there too stay
-    unknown. A pair of a known and a propagated label has weight √s_i.
+    Known entries of partly labelled images stay, with weight 1; unknown entries are copied from the nearest other image
+    with a known label. A pair of a known and a propagated label has weight √s_i.
 
     Options: start: the epoch, or round of L-BFGS, after which labels are first propagated; 0 = before the first; −1 =
     5, or 1 in a training of at most 5. every: epochs between two propagations. propagate: false = no label is

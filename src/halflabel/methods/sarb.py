@@ -177,10 +177,8 @@ def sarb_star(
     All options are those of `sarb`, except that there are four prototypes: share, learn, warm, instance_weight,
     prototype_weight, contrast_weight, every, blends, bank, steps, dropout, width, rank, graph, vectors, vector_size.
 
-    What the star means: Wang 2023 calls SARB* an extension of SARB and cites the arXiv version of the same title, no
-    more. That extension blends prototypes "in a location-sensitive manner", and its code does it by quarters, on
-    attended maps before they are summed over places. The sum is linear, so blending the sums is the same with a
-    fraction of the memory; the place of the peak is read from the attention.
+    Wang 2023 calls SARB* an extension of SARB; that extension blends prototypes by quarters, on attended maps before
+    they are summed over places. The sum is linear, so blending the sums is the same.
     """
     options = locals()
     return _blending("quadrants", 4, **options.pop("head"), **options)

@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from halflabel.features.heads import Head, Model, load_class_maps, pool
+from halflabel.features.heads import MapHead, Model, pool
 from halflabel.methods.base import FromEpoch, Method, NonNegative, Not, PositiveCount, method
 from halflabel.methods.parts.losses import BCE, ByShare, Reduce, over_entries, over_known
 from halflabel.methods.parts.relabel import Begins, Ignore, Relabeler
@@ -16,20 +16,18 @@ from halflabel.system.validate import between, one_of
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
 
-class SaliencyHead(Head):
+class SaliencyHead(MapHead):
     """Class maps; the score is their mean, shifted by the mean of their top k cells: a_c + α s_c. Eq. 3 to 5.
 
     (B, D, h, w) -> logits (B, C), maps (B, C, h, w). With fewer than k cells s_c is the mean of all; pooled features
     (B, D) are maps of one cell, where x_c = (1 + α) A_c. `infer` "mean" leaves the shift out in evaluation mode.
     """
 
-    needs_maps = True
-
     def __init__(self, channels: int, classes: int, k: int = 5, alpha: float = 0.5, infer: str = "shifted") -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, classes, 1)
+        super().__init__(channels, classes)
         self.k = k
         self.alpha = alpha
+        self.gain = 1 + alpha
         self.infer = infer
 
     @property
@@ -37,21 +35,13 @@ class SaliencyHead(Head):
         return f"class maps, saliency of the {self.k} strongest places" if self.alpha else "class maps"
 
     def forward(self, features: Tensor) -> Output:
-        places = features if features.ndim == 4 else features[:, :, None, None]
-        maps = at_least_float32(self.class_maps(places))  # in half precision the shift could overflow
+        maps = at_least_float32(self.class_maps(self.places(features)))  # in half precision the shift could overflow
         logits = maps.mean(dim=(2, 3))
         if self.alpha and (self.training or self.infer == "shifted"):
             cells = maps.flatten(2)
             salient = cells.topk(min(self.k, cells.shape[2]), sorted=False).values.mean(dim=2)
             logits = logits + self.alpha * salient
         return Output(logits, pool(features), maps)
-
-    def class_maps(self, maps: Tensor) -> Tensor:
-        scores: Tensor = self.conv(maps)
-        return scores
-
-    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
-        load_class_maps(self.conv, weight / (1 + self.alpha), bias / (1 + self.alpha))
 
 
 class SelfTraining(Method):
@@ -131,11 +121,10 @@ def srcr(
 ) -> Method:
     """The strongest places of a class map raise its score; confident labels of a weak view train a strong view.
 
-    With few known labels, negatives outnumber positives so much that objects fade from the class maps. Saliency
-    regularisation (SR) adds the k strongest cells to the mean; consistency regularisation (CR) turns unknown labels
-    that the model is sure of on a weakly augmented view into labels of a strongly augmented one. Use it for partly
-    known ± labels, above all when few are known and objects are small. It needs features with places (maps), and two
-    views per image: twice the work of a plain step. It cannot learn from positives only (as the paper also says).
+    Saliency regularisation (SR) adds the k strongest cells to the mean; consistency regularisation (CR) turns unknown
+    labels that the model is sure of on a weakly augmented view into labels of a strongly augmented one. Use it for
+    partly known ± labels, above all when few are known and objects are small. It needs features with places (maps), and
+    two views per image: twice the work of a plain step. It cannot learn from positives only (as the paper also says).
 
         A_c = 1×1 convolution of the features,   a_c = mean(A_c),   s_c = mean of the k largest cells of A_c
         p̂_c = σ(a_c + α s_c)                                                                  (eq. 5)
@@ -156,11 +145,8 @@ def srcr(
 
 
 
-    Not in the paper, and chosen here: learning rate, epochs and augmentations (weak view: crop and mirror image; strong
-    view: RandAugment and cutout as well); the score after training
-    (`infer`); the views of the known labels ("shared by supervised and unsupervised learning" is read as both); a bias
-    per class map, which eq. 1 leaves out; the mean over the batch for the sum over images in eq. 10 and 11; the minus
-    sign of eq. 9; and row 76.2, which the table leaves unnamed and the text describes.
+    Not in the paper, and chosen here: learning rate, epochs, augmentations, the score after training, both views for
+    the known labels, a bias per class map, and the mean over the batch for the sum over images in eq. 10 and 11.
 
     On a frozen backbone the strong views are those in the cache. Features without images have none:
     then both views are the plain one, and cr equals pl.

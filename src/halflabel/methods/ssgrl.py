@@ -34,8 +34,7 @@ def ssgrl(
         L = BCE on known labels, divided by the known labels of the batch
 
     steps (T); width: of x and h, to which the features are projected (0: no projection); rank: of U and V. The paper
-    uses features of width 2,048, as wide as ResNet's, and rank 1,024. 256 is for speed: time grows with the square of
-    width; wider is better if there is time. dropout: of the features; our addition, without it a head of this size
+    has 2,048 and 1,024; 256 is for speed. dropout: of the features; our addition, without it a head of this size
     memorises few labels within three epochs. graph: cooccurrence, counted in images where both labels are known; a CSV
     file of rows class,class,weight, where the first class is inferred from the second; or identity. vectors (v): graph
     = computed from co-occurrence; a text file of word vectors (GloVe, as in the paper, or word2vec); or text:MODEL, a

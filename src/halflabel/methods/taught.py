@@ -92,9 +92,9 @@ def taught(teacher: str = "", trust: Share = 0.2, smoothing: float = 0.1) -> Met
         A_c = P(t of a known present entry > t of an entry that is not),   w_c = trust · max(2 A_c − 1, 0)
         unknown: pos = w_c q + (1 − w_c) ε₀,   neg = w_c (1 − q) + (1 − w_c) (1 − ε₀);   known: pos or neg = 1
 
-    The entries that are not known to be present are the known absent ones; where hardly any is known, the unknown ones,
-    and a and b are then fitted to which labels were given. A_c is drawn towards the mean of all classes where few
-    positives are known. If negatives are known, the part 1 − w_c of unknown entries is ignored instead of absent.
+    Where hardly any negative is known, unknown entries stand for the absent ones, and a and b are fitted to which
+    labels were given. A_c is drawn towards the mean of all classes where few positives are known. If negatives are
+    known, the part 1 − w_c of unknown entries is ignored instead of absent.
 
     teacher: CSV file with the columns image, class and probability, as `halflabel predict RUN PHOTOS --format csv
     --all` writes it; entries that it lacks are unknown. Empty: no teacher. trust: the weight of a teacher

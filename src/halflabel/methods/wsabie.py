@@ -78,9 +78,8 @@ def wsabie(
     An image is used only if a present and an absent label are known; the known labels of the others are lost: prefer
     `bce` there.
 
-    Differs from the paper: a batch at a time with the optimizer of training, not one pair at a time; all violating
-    pairs of a positive are charged, not the one that was drawn; vectors that are too long are shortened when they are
-    used.
+    Differs from the paper: a batch at a time, and all violating pairs of a positive are charged, not the one that was
+    drawn.
     """
     # A ramp with leak 1 is the hinge.
     loss = Ranking(leak=1.0, kappa=0.0, rank=rank)
