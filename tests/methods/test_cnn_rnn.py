@@ -1,19 +1,13 @@
 """CNN-RNN against one path at a time: the loss, the beam search, and unknown labels."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import step_checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Config
-from halflabel.fitting.loop import fit
-from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.cnn_rnn import Ordered, RecurrentHead
@@ -68,39 +62,6 @@ def test_value_and_gradient_are_those_of_one_path_at_a_time(images, classes, ord
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
-def test_positives_only_take_unknown_as_absent():
-    labels = np.eye(4, dtype=np.int8)
-    method = recipe("cnn-rnn").make(**SMALL)
-    method.start(Table.from_dense(labels))
-    head, features = _head(4).train(), _features(4)
-    loss = method.step(Model(None, head), Batch(torch.arange(4), (features,), torch.from_numpy(labels)), 1)
-    assumed = np.where(labels > 0, 1, -1).tolist()
-    expected = sum(slow.loss(head, features[i], assumed[i], range(4)).item() for i in range(4)) / 4
-    assert loss.item() == pytest.approx(expected, rel=1e-9)
-
-
-def test_unknown_labels_have_no_gradient():
-    labels = np.array([[1, 0, -1, 1, 0]], np.int8)
-    method = recipe("cnn-rnn").make(**SMALL)
-    method.start(Table.from_dense(labels))
-    head = _head(5).train()
-    method.step(Model(None, head), Batch(torch.arange(1), (_features(1),), torch.from_numpy(labels)), 1).backward()
-    moved = head.labels.grad.abs().sum(1) > 0
-    assert moved.tolist() == [True, False, True, True, False, True, True]
-
-
-def test_gradcheck():
-    labels = torch.from_numpy(_labels(3, 4))
-    method = recipe("cnn-rnn").make(**SMALL)
-    method.start(Table.from_dense(labels.numpy()))
-    head = _head(4).train()
-    features = _features(3).requires_grad_()
-    index = torch.arange(3)
-    assert torch.autograd.gradcheck(
-        lambda view: method.step(Model(None, head), Batch(index, (view,), labels), 1), features
-    )
-
-
 def _probabilities(head, features):
     with torch.no_grad():
         return torch.sigmoid(head.eval()(features).logits)
@@ -125,15 +86,6 @@ def test_an_exhaustive_beam_gives_exact_probabilities(classes):
     probabilities = _probabilities(head, features)
     for i in range(3):
         np.testing.assert_allclose(probabilities[i], slow.named(head, features[i]), rtol=1e-9)
-
-
-def test_probabilities_grow_with_the_beam():
-    features = _features(4)
-    sizes = [(1, 1), (1, 3), (3, 3), (9, 3), (9, 6)]
-    actual = [_probabilities(_head(6, beam=beam, length=length), features) for beam, length in sizes]
-    for less, more in pairwise(actual):
-        assert (more >= less - 1e-12).all()
-    assert (actual[-1] > actual[0] + 1e-3).any()
 
 
 def test_scores_do_not_depend_on_the_other_images():
@@ -168,41 +120,6 @@ def test_paths_follow_the_order():
         ordered.start(table)
         assert ordered.path(present, logits).tolist() == paths
     assert ordered.path(present[2:], logits[2:]).shape == (1, 0)
-
-
-def test_class_maps_are_the_first_step_of_every_place():
-    head = _head(4).eval()
-    maps = torch.randn(2, 5, 3, 2, dtype=torch.float64)
-    class_maps = head.class_maps(maps)
-    assert class_maps.shape == (2, 4, 3, 2)
-    expected = slow.scores(head, maps[1, :, 2, 0], [])
-    np.testing.assert_allclose(
-        class_maps[1, :, 2, 0].detach(), [(value - expected[-1]).item() for value in expected[:-1]], rtol=1e-9
-    )
-
-
-def test_it_learns_that_one_label_implies_another():
-    """Label 1 is present whenever label 0 is; the features show label 0 only. Label 2 is never present."""
-    rng = np.random.default_rng(0)
-    is_present = rng.random(200) < 0.5
-    labels = np.where(np.stack([is_present, is_present, np.zeros(200, bool)], 1), 1, -1)
-    features = torch.from_numpy(np.where(is_present, 1.0, -1.0)[:, None] + 0.1 * rng.normal(size=(200, 2))).float()
-    table = Table.from_dense(labels)
-    method = recipe("cnn-rnn").make(dimensions=8, hidden=8)
-    torch.manual_seed(0)
-    model = Model(None, method.head(2, 3))
-    source = Features(features, table.images)
-    fit(model, method, source, table, Config(epochs=12, lr=0.02, device="cpu"))
-    probabilities = torch.sigmoid(score_source(model, source).logits)
-    assert ((probabilities > 0.5).numpy() == (labels > 0)).mean() > 0.97
-
-
-@pytest.mark.parametrize(
-    "options", [{"order": "alphabetical"}, {"score": "mean"}, {"beam": 0}, {"hidden": 0}, {"dropout": 1.5}]
-)
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(UserError):
-        recipe("cnn-rnn").make(**options).head(4, 3)
 
 
 def test_the_logit_is_that_of_the_probability():

@@ -6,10 +6,7 @@ import pytest
 import step_checks as checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.losses import ASL
-from halflabel.types import Targets
 
 slow = checks.reference("csl")
 
@@ -78,24 +75,3 @@ def test_prior_is_the_mean_score_of_the_last_epoch_before_unknowns_join():
     method.eval()
     checks.step(method, logits + 5, labels, 2)
     torch.testing.assert_close(method.relabel.prior, torch.sigmoid(logits).mean(dim=0).float())
-
-
-@pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_gradcheck(clip):
-    logits, _ = checks.inputs(2, 4, 5)
-    targets = Targets(torch.rand(4, 5, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64))
-    assert torch.autograd.gradcheck(lambda x: ASL(0.0, 0.0, clip)(x, targets), logits.requires_grad_())
-
-
-@pytest.mark.parametrize("options", [{}, {"topk": 1, "prior_threshold": 0.5}, {"topk": 1, "prior_epochs": 0}])
-def test_half_precision_order_and_state(options):
-    checks.check_half(make(**options), (1, 2, 3))
-    checks.check_targets(make(**options), (1, 2, 3))
-    checks.check_order(lambda: make(**options), (1, 2, 3))
-    remembers = checks.check_round_trip(lambda: make(**options), (1, 2, 2, 3))
-    assert set(remembers.state_dict()) == {"relabel.prior", "relabel.seen"}
-
-
-def test_refuses_positives_only():
-    with pytest.raises(UserError, match="cannot learn from positives-only labels"):
-        recipe("csl").check_regime("positives-only")

@@ -11,7 +11,6 @@ from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.semantic import GraphClassifier
 from halflabel.types import Batch
 
 slow, shared = checks.reference("gcn_ml"), checks.reference("semantic")
@@ -51,43 +50,6 @@ def test_step_and_gradient_are_the_slow_loop(images, classes):
         *(torch.autograd.grad(loss, weights) for loss in (actual, expected)), strict=True
     ):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
-
-
-def test_gradcheck_and_class_maps():
-    _, _, model, batch = make()
-    features = batch.views[0].clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: model(x).logits, features)
-    maps = model.head.class_maps(features)
-    assert maps.shape == (6, 4, 2, 3)
-    torch.testing.assert_close(maps[:, :, 0, 0], features[:, :, 0, 0] @ model.head.classifiers().T)
-
-
-def test_mean_pooling_takes_pooled_features():
-    head = GraphClassifier(5, 3, vector_size=2, hidden=4, pooling="mean")
-    assert not head.needs_maps
-    maps = torch.randn(2, 5, 3, 3)
-    torch.testing.assert_close(head(maps).logits, head(maps.mean((2, 3))).logits)
-    assert GraphClassifier(5, 3).needs_maps
-
-
-def test_larger_p_makes_classifiers_of_neighbours_more_similar():
-    labels = np.repeat([[1, 1, -1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], (20, 5, 5, 20), 0)
-
-    def similarity(p):
-        method = recipe("gcn-ml").make(p=p)
-        torch.manual_seed(0)
-        head = method.head(8, 3)
-        method.start(Table.from_dense(labels), Model(None, head))
-        weights = head.classifiers().detach()
-        return float(torch.cosine_similarity(weights[0], weights[1], dim=0))
-
-    assert similarity(0.5) > similarity(0.2) > similarity(0.0)
-
-
-@pytest.mark.parametrize("options", [{"tau": 0.0}, {"p": 1.0}, {"pooling": "median"}, {"hidden": 0}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(UserError):
-        recipe("gcn-ml").make(**options).head(4, 3)
 
 
 def test_a_missing_graph_file_is_refused(tmp_path):

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 from imcl_examples import Split, bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step, step_loss
-from torch import nn
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
 from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config
@@ -18,8 +16,6 @@ from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import seeded
-from halflabel.methods.imcl import ImageVectors, impute
-from halflabel.types import Batch, Output
 
 
 @pytest.mark.parametrize("shape", [(7, 6), (1, 7), (6, 1), (1, 1), (2, 3)])
@@ -31,16 +27,6 @@ def test_is_the_slow_loop(shape, ties):
         checks.same(step(method, view, labels), reference_step(method, view, labels, **options))
 
 
-def test_is_the_slow_loop_without_label_graph():
-    view, labels = inputs(1, 6, 4)
-    method = begin(labels, graph="identity")
-    assert torch.equal(matrix_of(method, 4), torch.eye(4, dtype=torch.float64))
-    loss, by_view, by_matrix = step(method, view, labels)
-    expected = reference_step(method, view, labels)
-    checks.same((loss, by_view), expected[:2])
-    checks.same((by_matrix,), expected[2:])
-
-
 def test_an_image_without_similar_ones_is_left_alone():
     labels = np.array([[1, 0, -1], [0, 0, 0]], np.int8)
     view = torch.tensor([[0.0, 0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
@@ -48,32 +34,6 @@ def test_an_image_without_similar_ones_is_left_alone():
     assert math.isclose(loss, 2 * math.log(2) / 6, rel_tol=1e-12)
     assert not by_view[:, 3:].any()
     assert not by_view[1].any()
-
-
-def test_imputed_labels():
-    labels = torch.tensor([[1, -1, 0, 0]], dtype=torch.int8)
-    logits = torch.tensor([[-9.0, 9.0, 0.0, 50.0]], requires_grad=True)
-    y = impute(labels, logits)
-    assert y.tolist() == [[1.0, -0.5, 0.25, 1.0]]
-    y.sum().backward()
-    assert logits.grad[0, :2].tolist() == [0, 0]
-    assert logits.grad[0, 2] == 1.5 * 0.25
-
-
-def test_gradcheck_with_similarities_held_fixed(monkeypatch):
-    view, labels = inputs(2, 6, 4)
-    method = begin(labels, k_a=2)
-    with torch.no_grad():
-        order = torch.arange(6)
-        vectors = [order, view[:, 4:], impute(torch.from_numpy(labels), view[:, :4])]
-        fixed = method.find_similar(ImageVectors(*vectors), None)
-    monkeypatch.setattr(method, "find_similar", lambda vectors, recent: fixed)
-    assert (fixed.index >= 0).any(1).sum() > 3
-
-    def loss(view):
-        return method.step(Split(4), checks.batch(view, labels), 1)
-
-    assert torch.autograd.gradcheck(loss, view.clone().requires_grad_())
 
 
 def test_it_starts_as_the_logistic_model():
@@ -159,30 +119,6 @@ def test_a_is_learned_at_its_own_rate_and_stays_above_zero():
     assert (method.graph.edges().weights == 0).any()
 
 
-def test_the_loss_works_in_inference_mode():
-    view, labels = inputs(16, 6, 4)
-    method = begin(labels)
-    expected = step(method, view, labels)[0]
-    with torch.inference_mode():
-        assert method.step(Split(4), checks.batch(view, labels), 1) == expected
-
-
-OPTIONS = [
-    {},
-    {"dictionary": 7, "rescale": True},
-    {"label_similarity": "fixed"},
-    {"graph": "identity", "k": 2},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_half_precision_order_and_state(options):
-    checks.check_half(make(**options), (1, 2, 3))
-    checks.check_targets(make(**options), (1, 2))
-    checks.check_order(lambda: make(**options).double(), (1, 2, 3))
-    checks.check_round_trip(lambda: make(**options), (1, 2, 2, 3))
-
-
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("options", [{"dictionary": 9, "rescale": True}, {"image_similarity": "fixed"}])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, options, within):
@@ -223,22 +159,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, options, within):
     assert all(torch.equal(fitted[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"image_similarity": "some"}, "image_similarity cannot be 'some'"),
-        ({"label_similarity": "yes"}, "use one of: fixed, learned"),
-        ({"k": 0}, "k cannot be 0"),
-        ({"k": 99}, "use k from 1 to 8"),
-        ({"lambda_f": -1.0}, "lambda_f cannot be -1"),
-        ({"logistic_share": 1.5}, "logistic_share cannot be 1.5"),
-    ],
-)
-def test_bad_options_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        make(**options)
-
-
 def test_a_second_start_with_the_same_labels_keeps_what_was_learned():
     view, labels = inputs(14, 6, 4)
     method = begin(labels, dictionary=3)
@@ -248,15 +168,3 @@ def test_a_second_start_with_the_same_labels_keeps_what_was_learned():
     state = {name: value.clone() for name, value in method.state_dict().items()}
     checks.begin(method, labels)
     assert all(torch.equal(method.state_dict()[name], value) for name, value in state.items())
-
-
-def test_logits_and_features_may_differ_in_precision():
-    view, labels = inputs(15, 5, 3)
-    method = checks.begin(make(), labels)
-
-    class Mixed(nn.Module):
-        def forward(self, view):
-            return Output(view[:, :3].half(), view[:, 3:].double())
-
-    batch = Batch(torch.arange(5), (view,), torch.from_numpy(labels))
-    assert torch.isfinite(method.step(Mixed(), batch, 1))

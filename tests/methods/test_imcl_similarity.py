@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from imcl_examples import bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step, step_loss
+from imcl_examples import bce_loss, begin, checks, inputs, matrix_of, reference_step, slow, step
 
 from halflabel.errors import LabelError, UserError
 from halflabel.methods.imcl import impute
@@ -43,12 +43,6 @@ def test_side_information_brings_groups_together(tmp_path):
     assert torch.equal(groups[index], groups[:7])
 
 
-def test_side_information_about_no_image_is_refused(tmp_path):
-    (tmp_path / "side.csv").write_text("image,group\nnobody,owl\n")
-    with pytest.raises(UserError, match="finds the group of no image"):
-        begin(inputs(0, 4, 3)[1], side=str(tmp_path / "side.csv"))
-
-
 def test_images_in_memory_can_be_similar():
     view, labels = inputs(7, 12, 4)
     method = begin(labels, dictionary=5, k=3)
@@ -78,14 +72,6 @@ def test_images_in_memory_can_be_similar():
 def _by_place(method, part):
     """Images in memory that are not in the batch, in the order of their places, as ties go by place."""
     return [i for i in method.relabel.number.tolist() if i >= 0 and i not in part]
-
-
-def test_more_images_than_memory():
-    view, labels = inputs(8, 9, 3)
-    method = begin(labels, dictionary=4)
-    step(method, view, labels)
-    assert sorted(method.relabel.number.tolist()) == [5, 6, 7, 8]
-    assert len(begin(labels, dictionary=10_000).relabel.number) == 9
 
 
 def test_fixed_similarities_are_those_of_the_start():
@@ -133,15 +119,6 @@ def test_neighbours_of_a_set(monkeypatch):
     assert torch.equal(blockwise.index, neighbours.index)
     none = method.neighbours(features[:0], logits[:0], torch.from_numpy(labels[:0]))
     assert none.index.shape == (0, 3)
-
-
-def test_autocast_does_not_blur_similarities():
-    view, labels = inputs(13, 8, 4, channels=30)
-    method = checks.begin(make(rescale=False), labels)
-    plain = step_loss(method, view.float(), labels)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = step_loss(method, view.float(), labels)
-    assert cast == pytest.approx(plain, rel=1e-6)
 
 
 def test_large_memories_are_refused(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import step_checks as checks
 import torch
@@ -87,34 +86,3 @@ def test_evaluation_flips_nothing_for_good():
     method.eval()
     checks.step(method, logits, labels, 2)
     assert not method.relabel.flipped.values.any()
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_half_precision_order_and_state(name):
-    def make():
-        return recipe(name).make(delta=5.0)
-
-    checks.check_half(make(), (1, 3))
-    checks.check_targets(make(), (1, 2, 4))
-    checks.check_order(make, (1, 2, 4))
-    remembers = checks.check_round_trip(make, (1, 2, 3, 4))
-    assert set(remembers.state_dict()) == ({"relabel.flipped.values"} if name == "ll-cp" else set())
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_full_labels_give_cross_entropy(name):
-    logits, labels = checks.inputs(7, 6, 5)
-    labels = np.where(labels > 0, 1, -1).astype(np.int8)
-    method = checks.begin(recipe(name).make(), labels)
-    checks.same(checks.step(method, logits, labels, 9), checks.step(recipe("bce").make(), logits, labels, 9), 1e-12)
-
-
-def test_gradcheck():
-    logits, labels = checks.inputs(8, 4, 5)
-    for name in SCHEMES:
-        method = checks.begin(recipe(name).make(delta=5.0), labels)
-        targets = method.relabel(checks.batch(logits, labels), logits, 3)
-        loss = method.loss
-        assert torch.autograd.gradcheck(
-            lambda x, loss=loss, targets=targets: loss(x, targets), logits.clone().requires_grad_()
-        )

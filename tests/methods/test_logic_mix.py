@@ -31,12 +31,6 @@ def test_loss_is_that_of_the_slow_loop(images, values):
     assert method.step(model, batch, 1).item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("first", "second", "joined"), [(1, 0, 1), (1, -1, 1), (0, 0, 0), (0, -1, 0), (-1, -1, -1)])
-def test_unknown_labels_are_joined_correctly(first, second, joined):
-    assert slow.join([first, second]) == slow.join([second, first]) == joined
-    assert int(torch.maximum(torch.tensor(first), torch.tensor(second))) == joined
-
-
 def test_mixed_photos_are_bytes(monkeypatch):
     views = []
 

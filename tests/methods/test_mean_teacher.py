@@ -5,7 +5,6 @@ import pytest
 import step_checks as checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
@@ -60,9 +59,3 @@ def test_only_the_model_learns():
     assert [group["params"] for group in method.parameter_groups(0.1)] == [[]]
     method.train()
     assert not method.teacher.model.training
-
-
-def test_options_out_of_range():
-    for options in ({"decay": 1.0}, {"weight": -1.0}, {"ramp_up": 2.0}, {"unknown": "present"}):
-        with pytest.raises(UserError):
-            recipe("mean-teacher").make(**options)

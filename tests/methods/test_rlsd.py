@@ -1,19 +1,11 @@
 """RLSD on fixed windows against one region at a time; its windows, its ends, and what it learns."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import step_checks
 import torch
-from torchvision.ops import roi_align
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Config
-from halflabel.fitting.loop import fit
-from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.cnn_rnn import RecurrentHead
@@ -48,17 +40,6 @@ def test_windows_are_means_over_boxes(height, width, levels):
     for r, box in enumerate(boxes):
         torch.testing.assert_close(regions[1, r], slow.mean_over(maps[1], box), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(regions[:, 0], maps.mean((2, 3)), rtol=1e-9, atol=1e-9)
-
-
-def test_windows_are_those_of_roi_align_where_it_samples_every_cell():
-    """Twelve cells divide evenly by 2, 3 and 4; samples in the middle of cells then need no interpolation."""
-    maps = _maps(2, 12, 12)
-    boxes = torch.tensor([[left, top, right, bottom] for top, left, bottom, right in slow.regions(3)]) * 12
-    regions = windows(maps, 3)
-    for r, box in enumerate(boxes.double()):
-        cells = round(float(box[2] - box[0]))
-        expected = roi_align(maps, [box[None]] * 2, 1, sampling_ratio=cells, aligned=True)[:, :, 0, 0]
-        torch.testing.assert_close(regions[:, r], expected, rtol=1e-9, atol=1e-9)
 
 
 def _labels(images, classes):
@@ -104,17 +85,6 @@ def test_scores_are_the_same_in_evaluation_and_do_not_depend_on_other_images():
         np.testing.assert_allclose(together[i], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_more_windows_and_longer_paths_find_more():
-    maps = _maps(6)
-    with torch.no_grad():
-        actual = [
-            _head(6, levels=levels, length=length)(maps).logits for levels, length in ((1, 1), (2, 1), (2, 3), (3, 6))
-        ]
-    for less, more in pairwise(actual):
-        assert (more >= less - 1e-9).all()
-        assert (more > less + 1e-3).any()
-
-
 def test_a_region_that_names_nothing_has_no_second_step():
     """All margins of the first step are below 0: later steps do not count."""
     head, maps = _head(5, length=5), _maps(3)
@@ -133,40 +103,3 @@ def test_one_window_and_one_step_are_the_first_step_of_cnn_rnn():
     cnn_rnn.load_state_dict(head.state_dict())
     torch.testing.assert_close(head(maps).logits, cnn_rnn(maps).logits, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(head.class_maps(maps), cnn_rnn.class_maps(maps))
-
-
-def test_gradcheck():
-    head, maps = _head(4, levels=2, length=3), _maps(2).requires_grad_()
-    assert torch.autograd.gradcheck(lambda view: head(view).logits, maps)
-
-
-def test_pooled_features_are_one_cell():
-    head = _head(4)
-    pooled = _maps(3).mean((2, 3))
-    spread = pooled[:, :, None, None].expand(-1, -1, 6, 5)
-    torch.testing.assert_close(head(pooled).logits, head(spread).logits, rtol=1e-9, atol=1e-9)
-
-
-def test_it_finds_a_small_object_that_the_mean_hides():
-    """A mark in one of 64 cells, in noise: what windows see, and the whole image hardly."""
-    rng = np.random.default_rng(0)
-    is_present = rng.random(300) < 0.5
-    maps = rng.normal(size=(300, 2, 8, 8)).astype(np.float32)
-    for i in np.flatnonzero(is_present):
-        maps[i, 0, rng.integers(8), rng.integers(8)] += 9
-    table = Table.from_dense(np.where(np.stack([is_present, is_present], 1), 1, -1))
-    source, accuracy = Features(torch.from_numpy(maps), table.images), {}
-    for levels in (1, 6):
-        method = recipe("rlsd").make(levels=levels, length=2, dimensions=8, hidden=4)
-        torch.manual_seed(0)
-        model = Model(None, method.head(2, 2))
-        fit(model, method, source, table, Config(epochs=12, lr=0.03, device="cpu"))
-        accuracy[levels] = ((score_source(model, source).logits[:, 0] > 0).numpy() == is_present).mean()
-    assert accuracy[6] > accuracy[1] + 0.02
-    assert accuracy[6] > 0.9
-
-
-@pytest.mark.parametrize("options", [{"levels": 0}, {"length": 0}, {"hidden": 0}, {"dropout": 1.5}, {"unknown": "so"}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(UserError):
-        recipe("rlsd").make(**options).head(4, 3)

@@ -10,10 +10,7 @@ import step_checks
 import torch
 from rml_examples import TESTS, make_batch, make_example
 
-from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.methods.base import recipe
-from halflabel.methods.parts.losses import over_images
 from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials, violators
 from halflabel.types import Targets
 
@@ -62,15 +59,6 @@ def test_weights_of_entries():
     _check(x, Targets(targets.pos * weight, targets.neg * weight))
 
 
-def test_one_weight_per_image_is_a_factor():
-    x, labels = make_example(5, 9, seed=5)
-    targets = known_entries(labels)
-    scale = torch.tensor([[0.2], [1.0], [5.0], [0.0], [0.7]], dtype=torch.float64)
-    loss = Ranking(rank="exact")
-    weighted = loss(x, Targets(targets.pos * scale, targets.neg * scale))
-    torch.testing.assert_close(weighted, loss(x, targets) * scale, rtol=1e-12, atol=1e-12)
-
-
 def _golden(name):
     content = json.loads((TESTS / "golden" / "losses" / f"{name}.json").read_text())
     return [pytest.param(content, case, id=case["name"]) for case in content["cases"]]
@@ -114,41 +102,12 @@ def test_published_rml_with_weights(content, case):
     _check_golden(content, case, 200, leak=0.1, kappa=1.0)
 
 
-@pytest.mark.parametrize(("content", "case"), _golden("rml_supervised"))
-def test_the_default_ramp_is_flat_as_in_the_paper(content, case):
-    """The default differs from the published numbers: no leak."""
-    x = torch.tensor(case["logits"], dtype=torch.float64)
-    targets = known_entries(torch.tensor(case["labels"]))
-    rank = torch.ones(x.shape, dtype=torch.int64)
-    flat = ranking(x, targets, rank, s=-0.8, leak=0.0, kappa=5.0).sum()
-    assert flat < ranking(x, targets, rank, s=-0.8, leak=0.1, kappa=5.0).sum()
-
-
-@pytest.mark.parametrize("name", ["warp", "rml", "rmlc", "ss-rml"])
-def test_gradcheck(name):
-    x, labels = make_example(3, 6, seed=7, unknown=0.2)
-    loss = recipe(name).make().loss
-    targets = known_entries(labels)
-
-    def scalar(x):
-        torch.manual_seed(0)
-        return over_images(loss(x, targets), targets)
-
-    assert torch.autograd.gradcheck(scalar, x.requires_grad_())
-
-
 def test_ranks_are_rounded_down_or_to_the_nearest():
     q = torch.arange(1, 22)
     down, nearest = rank_of(q, 20), rank_of(q, 20, rounded=True)
     assert down.tolist() == [19 // n for n in range(1, 22)]
     assert nearest.tolist() == [int(Fraction(19, n) + Fraction(1, 2)) for n in range(1, 22)]
     assert harmonic(torch.tensor([0, 1, 3]), 4).tolist() == pytest.approx([0, 1, 1 + 1 / 2 + 1 / 3])
-
-
-def test_ties_count_as_violators():
-    x = torch.tensor([[1.0, 0.0, 0.5, -3.0]])
-    neg = torch.tensor([[0.0, 1.0, 1.0, 1.0]])
-    assert violators(x, neg)[0, 0] == 2  # 1 − 1 + 0 = 0 counts
 
 
 @pytest.mark.parametrize(("n", "v"), [(7, 1), (7, 3), (7, 7), (12, 2), (1, 1)])
@@ -188,35 +147,12 @@ def test_sampled_loss_is_the_loss_with_the_drawn_ranks():
         np.testing.assert_allclose(loss[i].tolist(), value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["warp", "rml", "rmlc", "ss-rml"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_large_logits_in_half_precision(name, dtype):
-    x = (torch.tensor([[1.0, -1, 1, -1], [-1, 1, 1, 1]]) * 1e4).to(dtype).requires_grad_()
-    targets = Targets(torch.tensor([[1.0, 0, 0, 1], [1, 0, 0, 0]]), torch.tensor([[0.0, 1, 1, 0], [0, 0, 1, 1]]))
-    loss = recipe(name).make().loss(x, targets)
-    loss.sum().backward()
-    assert loss.dtype == torch.float32
-    assert loss.isfinite().all()
-    assert x.grad.isfinite().all()
-
-
 def test_many_classes_in_float32_are_as_good_as_in_float64():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 3000, generator=generator) * 5
     targets = known_entries(torch.where(torch.rand(2, 3000, generator=generator) < 0.01, 1, -1))
     loss = Ranking(rank="exact")
     torch.testing.assert_close(loss(x, targets).double(), loss(x.double(), targets), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["warp", "rml", "rmlc", "ss-rml"])
-def test_exact_ranks_do_not_depend_on_the_order_of_images(name):
-    x, labels = make_example(7, 8, seed=11)
-    method = recipe(name).make(rank="exact")
-    assert not getattr(method, "samples", False)
-    assert recipe(name).make(rank="sampled").samples
-    targets, order = known_entries(labels), torch.randperm(7, generator=torch.Generator().manual_seed(0))
-    moved = Targets(targets.pos[order], targets.neg[order])
-    torch.testing.assert_close(method.loss(x[order], moved), method.loss(x, targets)[order], rtol=1e-12, atol=0)
 
 
 def test_unknown_entries_in_pairs():
@@ -230,9 +166,3 @@ def test_unknown_entries_in_pairs():
         assert targets.neg.tolist() == [[0, absent, absent], [0, 0, 0], [absent, 0, 0]]
     relabel.start(Table.from_dense([[1, -1, 0]]))
     assert relabel(make_batch([[1, -1, 0]]), x[:1], 1).neg.tolist() == [[0, 1, 0]]
-
-
-@pytest.mark.parametrize("bad", [{"rank": "best"}, {"unknown": "yes"}, {"s": -1.0}, {"leak": 2.0}, {"every": 0}])
-def test_impossible_options_are_refused(bad):
-    with pytest.raises(UserError, match=r"Fix: (use|give)"):
-        recipe("ss-rml").make(**bad)

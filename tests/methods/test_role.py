@@ -36,19 +36,6 @@ def run(method: Method, logits: Tensor, labels: Tensor, index: Tensor | None = N
     return loss.detach(), *torch.autograd.grad(loss, [x, *method.parameters()])
 
 
-@pytest.mark.parametrize("shape", [(6, 5), (4, 1), (1, 4), (1, 1)])
-@pytest.mark.parametrize("k", [1.5, 0.0])
-def test_epr_equals_the_slow_loop(shape, k):
-    labels = make_labels(*shape)
-    logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
-    method = recipe("epr").make(positives=k)
-    method.start(Table.from_dense(labels.numpy()))
-    x = logits.clone().requires_grad_()
-    loss = reference.epr(x, labels.tolist(), k or reference.positives_per_image(labels.tolist()))
-    expected = loss.detach(), torch.autograd.grad(loss, x)[0]
-    torch.testing.assert_close(run(method, logits, labels), expected, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("name", ["role", "role-li"])
 @pytest.mark.parametrize("shape", [(6, 5), (4, 1), (1, 4), (1, 1)])
 def test_role_equals_the_slow_loop(name, shape):
@@ -62,15 +49,6 @@ def test_role_equals_the_slow_loop(name, shape):
     loss = reference.role(x, theta, labels.tolist(), 1.5)
     expected = loss.detach(), *torch.autograd.grad(loss, [x, theta])
     torch.testing.assert_close(run(method, logits, labels), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_only_the_estimates_of_the_batch_have_a_gradient():
-    labels = make_labels(6, 5)
-    method = recipe("role").make()
-    method.start(Table.from_dense(labels.numpy()))
-    index = torch.tensor([4, 1])
-    _, _, slope = run(method, torch.zeros(2, 5), labels[index], index)
-    assert slope.abs().sum(1).gt(0).tolist() == [False, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("file", ["epr", "role"])
@@ -107,14 +85,6 @@ def test_positives_per_image_is_right_when_labels_are_missing_at_random():
     generator = np.random.default_rng(0)
     truth = np.where(generator.random((4000, 6)) < [0.05, 0.1, 0.2, 0.3, 0.4, 0.5], 1, -1)
     known = truth * (generator.random(truth.shape) < 0.1)
-    assert estimate_positives(Table.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
-
-
-@pytest.mark.parametrize(("frequency", "known_share"), [(0.7, 0.25), (0.6, 0.5), (0.9, 0.25), (0.05, 0.1)])
-def test_positives_may_be_frequent(frequency: float, known_share: float) -> None:
-    generator = np.random.default_rng(1)
-    truth = np.where(generator.random((2000, 6)) < frequency, 1, -1)
-    known = truth * (generator.random(truth.shape) < known_share)
     assert estimate_positives(Table.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
 
 
@@ -181,26 +151,6 @@ def test_estimates_learn_ten_times_as_fast_and_do_not_decay():
     method.relabel.theta.grad = torch.zeros_like(before)
     optimizer.step()
     assert torch.equal(method.relabel.theta, before)
-
-
-def test_resumes_from_its_state():
-    labels = make_labels(8, 3)
-    table = Table.from_dense(labels.numpy())
-    logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
-    first, second = (recipe("role").make() for _ in range(2))
-    first.start(table)
-    slope = run(first, logits, labels)[2]
-    with torch.no_grad():
-        first.relabel.theta -= 0.1 * slope
-    second.start(table)
-    assert not torch.equal(first.relabel.theta, second.relabel.theta)
-    second.load_state_dict(first.state_dict())
-    assert all(map(torch.equal, run(first, logits, labels), run(second, logits, labels)))
-
-
-def test_linear_init_is_the_default_of_role_li_alone():
-    assert recipe("role-li").linear_init == 25
-    assert recipe("role").linear_init == 0
 
 
 def test_large_tables_are_refused():

@@ -7,7 +7,6 @@ import pytest
 import step_checks as checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
@@ -129,15 +128,3 @@ def test_shares_are_learned_without_decay_or_stay():
     method.alpha.data.fill_(3.0)
     method.step(model, batch, 2)
     assert float(method.alpha) == 1
-
-
-def test_sarb_star_has_two_names():
-    assert recipe("sarb-star") is recipe("sarb*")
-    assert recipe("sarb*").name == "sarb*"
-    assert "prototypes" not in recipe("sarb*").options
-
-
-@pytest.mark.parametrize("options", [{"share": 2.0}, {"blends": 0}, {"warm": -1}, {"every": 0}, {"width": 0}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(UserError):
-        recipe("sarb").make(**options)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import step_checks as checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Config
-from halflabel.fitting.loop import fit
-from halflabel.images.sources import Features
-from halflabel.labels.names import Names
-from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.srcr import Confident, SaliencyHead
@@ -68,35 +60,6 @@ def test_scores_are_the_slow_loop(shape, k, alpha):
     assert torch.autograd.gradcheck(lambda x: head(x).logits, maps.requires_grad_())
 
 
-def test_scores_by_hand():
-    _, output = given_cells([[1.0, 5.0, 3.0, -1.0]], k=2, alpha=0.5)
-    assert output.logits.item() == 2.0 + 0.5 * 4.0
-    _, fewer = given_cells([[1.0, 5.0, 3.0, -1.0]], k=9, alpha=0.5)
-    assert fewer.logits.item() == 2.0 + 0.5 * 2.0
-
-
-def test_equal_cells_give_one_score_and_k_of_them_the_larger_gradient():
-    maps, output = given_cells([[2.0] * 7, [3.0, 3.0, 3.0, 3.0, 0.0, 0.0, 0.0]], k=3, alpha=0.5)
-    torch.testing.assert_close(output.logits[:, 0], torch.tensor([3.0, 12 / 7 + 1.5], dtype=torch.float64))
-    (grad,) = torch.autograd.grad(output.logits.sum(), maps)
-    for row in grad.flatten(1):
-        torch.testing.assert_close(
-            row.sort().values, torch.tensor([1 / 7] * 4 + [1 / 7 + 0.5 / 3] * 3, dtype=torch.float64)
-        )
-    assert (grad.flatten(1)[1, 4:] == 1 / 7).all()
-
-
-def test_pooled_features_are_maps_of_one_cell():
-    head = SaliencyHead(4, 3).double()
-    pooled = features().mean(dim=(2, 3))
-    output = head(pooled)
-    torch.testing.assert_close(output.logits, 1.5 * (pooled @ head.conv.weight[:, :, 0, 0].T + head.conv.bias))
-    assert torch.equal(output.logits, head(pooled[:, :, None, None]).logits)
-    assert output.maps.shape == (3, 3, 1, 1)
-    assert torch.equal(output.features, pooled)
-    assert head.needs_maps
-
-
 def test_infer_acts_after_training_only():
     head = recipe("srcr").make(infer="mean").head(4, 3).double()
     shifted = SaliencyHead(4, 3).double()
@@ -133,20 +96,6 @@ def test_proposition_1_the_shift_is_an_adaptive_margin(cells, y):
     # A hard sample (present but not salient, absent but salient) pulls harder than without; an easy one less.
     hard = s < 0 if y == 1 else s > 0
     assert (abs(with_shift) > abs(without)) == hard
-
-
-def test_proposition_1_the_margin_changes_sides_as_the_object_lights_up():
-    pulls = []
-    for rise in np.arange(0, 8, 0.4):
-        cells = [cell + rise for cell in HARD]
-        salient = float(np.mean(sorted(cells)[-2:]))
-        assert salient != 0
-        with_shift, without = slope(cells, 1, 0.5), slope(cells, 1, 0.0)
-        assert (abs(with_shift) > abs(without)) == (salient < 0)
-        pulls.append(abs(with_shift))
-    assert pulls == sorted(pulls, reverse=True)
-    assert pulls[0] > 0.95
-    assert pulls[-1] < 0.05
 
 
 @pytest.mark.parametrize("y", [1, -1])
@@ -227,39 +176,6 @@ def test_every_row_of_the_ablation_by_options_alone(row):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
-def test_the_rows_of_the_ablation_differ():
-    views, labels = (3 * features(6, 4, 3, 3), 3 * features(6, 4, 3, 3, seed=5)), make_labels(6, 4)
-    losses = [
-        float(run({"saliency": s, "consistency": c, "normalise": n}, views, labels)[0].detach())
-        for (s, c, n), _ in ROWS.values()
-    ]
-    assert len({round(loss, 9) for loss in losses}) == len(ROWS)
-
-
-@pytest.mark.parametrize(("name", "normalise"), [("bce", "entries"), ("bn-bce", "batch")])
-def test_without_saliency_and_consistency_it_is_the_plain_method(name, normalise):
-    labels = make_labels(6, 4)
-    options = {"saliency": "none", "consistency": "none", "normalise": normalise}
-    loss, _, _, head = run(options, (features(6, 4, 3, 3),), labels)
-    logits = head(features(6, 4, 3, 3)).logits
-    plain, _ = checks.step(recipe(name).make(), logits, labels, 1)
-    torch.testing.assert_close(loss.detach(), plain, rtol=1e-12, atol=1e-12)
-
-
-def test_weight_zero_keeps_both_views_and_drops_the_guesses():
-    views, labels = (features(6, 4, 3, 3), features(6, 4, 3, 3, seed=5)), make_labels(6, 4)
-    loss, *_ = run({"weight": 0.0}, views, labels)
-    alone = [float(run({"consistency": "none"}, (view,), labels)[0].detach()) for view in views]
-    assert float(loss.detach()) == pytest.approx(np.mean(alone), abs=1e-12)
-
-
-def test_equal_views_make_consistency_plain_pseudo_labelling():
-    view, labels = 3 * features(6, 4, 3, 3), make_labels(6, 4)
-    cr, cr_grads, *_ = run({}, (view, view), labels)
-    pl, pl_grads, *_ = run({"consistency": "pl"}, (view,), labels)
-    checks.same([cr.detach(), *cr_grads], [pl.detach(), *pl_grads], 1e-12)
-
-
 def test_no_gradient_flows_through_the_pseudo_labels_of_the_weak_view():
     labels = np.zeros((4, 3), np.int8)
     method = checks.begin(recipe("srcr").make(), labels)
@@ -288,21 +204,6 @@ def test_one_pass_for_all_views():
     assert model.sizes == (8,)
 
 
-@pytest.mark.parametrize("normalise", ["batch", "image", "entries"])
-def test_nothing_known_and_nothing_sure_costs_nothing(normalise):
-    labels = np.zeros((3, 3), np.int8)
-    loss, grads, *_ = run({"normalise": normalise, "tau": 1.0}, (features(), features(seed=1)), labels)
-    assert float(loss.detach()) == 0
-    assert not any(bool(grad.any()) for grad in grads)
-
-
-def test_all_known_leaves_saliency_alone():
-    labels = np.where(make_labels(6, 4) > 0, 1, -1).astype(np.int8)
-    views = (features(6, 4, 3, 3), features(6, 4, 3, 3, seed=5))
-    first, second = run({}, views, labels), run({"weight": 0.0}, views, labels)
-    checks.same([first[0].detach(), *first[1]], [second[0].detach(), *second[1]], 0)
-
-
 def guesses(logits, tau, labels=None):
     logits = torch.tensor([logits], dtype=torch.float64)
     labels = torch.zeros_like(logits, dtype=torch.int8) if labels is None else torch.tensor([labels], dtype=torch.int8)
@@ -325,93 +226,3 @@ def test_a_later_start_leaves_unknown_entries_alone_until_then():
     after, always = run({"cr_from": 3}, views, labels, epoch=3), run({}, views, labels)
     checks.same([after[0].detach(), *after[1]], [always[0].detach(), *always[1]], 0)
     assert abs(after[0] - before[0]) > 1e-3
-
-
-@pytest.mark.parametrize("options", [{}, {"consistency": "pl"}, {"consistency": "none"}, {"normalise": "image"}])
-def test_half_precision_order_and_state(options):
-    def make():
-        return recipe("srcr").make(**options)
-
-    checks.check_half(make(), (1, 3))
-    checks.check_targets(make(), (1, 2))
-    checks.check_order(make, (1, 2))
-    assert make().state_dict() == {}  # it remembers nothing
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_head_is_finite_in_half_precision(dtype):
-    head = SaliencyHead(1, 2).to(dtype)
-    with torch.no_grad():
-        head.conv.weight.copy_(torch.tensor([1.0, -1.0]).view(2, 1, 1, 1))
-        head.conv.bias.zero_()
-    # (1 + α) · 5e4 is more than float16 holds.
-    output = head(torch.full((1, 1, 4, 4), 5e4, dtype=dtype))
-    assert output.logits.dtype == torch.float32
-    torch.testing.assert_close(output.logits, torch.tensor([[7.5e4, -7.5e4]]), rtol=1e-2, atol=0)
-    labels = torch.tensor([[-1.0, 1.0]])  # both wrong; a small loss, for the gradient is as large as the features
-    BCE()(output.logits, Targets((labels > 0).float(), (labels < 0).float())).sum().mul(1e-3).backward()
-    assert torch.isfinite(head.conv.weight.grad).all()
-    assert head.conv.weight.grad.any()
-
-
-def test_gradcheck_of_the_whole_step():
-    labels = make_labels(3, 3)
-    method = checks.begin(recipe("srcr").make(k=2, normalise="image"), labels)
-    model = Model(None, seeded(0, lambda: method.head(2, 3)).double())
-    weak, strong = features(3, 2, 2, 2), features(3, 2, 2, 2, seed=1)
-
-    def step(weak, strong):
-        return method.step(model, Batch(torch.arange(3), (weak, strong), torch.from_numpy(labels)), 1)
-
-    # Small steps: the pseudo-labels are piecewise constant, and no score lies at a threshold.
-    assert torch.autograd.gradcheck(step, (weak.requires_grad_(), strong.requires_grad_()))
-
-
-def test_it_trains_on_cached_features_with_and_without_strong_views():
-    rng = np.random.default_rng(0)
-    truth = np.where(rng.random((60, 3)) < 0.4, 1, -1)
-    maps = rng.normal(0, 0.3, (60, 5, 3, 3)).astype(np.float32)
-    for c in range(3):  # an object fills one cell
-        at = np.flatnonzero(truth[:, c] > 0)
-        maps[at, c, rng.integers(0, 3, len(at)), rng.integers(0, 3, len(at))] += 4
-    table = Table.from_dense(truth * (rng.random(truth.shape) < 0.5))
-    strong = [maps + rng.normal(0, 0.2, maps.shape).astype(np.float32) for _ in range(2)]
-    weights = {}
-    for name, copies in (("none", None), ("two", strong)):
-        method = recipe("srcr").make(k=1)
-        model = Model(None, seeded(0, lambda made=method: made.head(5, 3)))
-        source = Features(maps, Names.numbered(60), strong=copies)
-        settings = Config(epochs=30, batch_size=16, lr=0.05, device="cpu")
-        with nullcontext() if copies else pytest.warns(UserWarning, match="no strong views"):
-            fitted = fit(model, method, source, table, settings)
-        logits = model.eval()(torch.from_numpy(maps)).logits
-        assert float(((logits > 0) == torch.from_numpy(truth > 0)).float().mean()) > 0.95
-        weights[name] = fitted.weights["head.conv.weight"]
-    assert not torch.equal(weights["none"], weights["two"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"saliency": "some"}, "use one of: all, known, none"),
-        ({"consistency": "yes"}, "use one of: cr, pl, none"),
-        ({"normalise": "classes"}, "use one of: batch, image, entries"),
-        ({"supervise": "plain"}, "use one of: both, weak, strong"),
-        ({"infer": "max"}, "use one of: shifted, mean"),
-        ({"tau": 0.4}, "from 0.5 to 1"),
-        ({"tau": 1.5}, "from 0.5 to 1"),
-        ({"cr_from": 0}, "cr_from ≥ 1"),
-        ({"k": 0}, "k ≥ 1"),
-        ({"alpha": -0.5}, "alpha ≥ 0"),
-        ({"weight": -1.0}, "weight ≥ 0"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        recipe("srcr").make(**options)
-
-
-def test_positives_alone_are_refused():
-    assert set(recipe("srcr").serves) == {"full", "partial"}
-    with pytest.raises(UserError, match="use one of"):
-        recipe("srcr").check_regime("single-positive")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import step_checks
 import torch
-from rml_examples import make_batch, make_example
+from rml_examples import make_batch
 
 from halflabel.errors import UserError
-from halflabel.features.heads import Linear, Model
+from halflabel.features.heads import Model
 from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
@@ -20,7 +20,7 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.terms import Transductive
 from halflabel.methods.rml import PropagateLabels
-from halflabel.types import Batch, Output, Sweep, Targets
+from halflabel.types import Output, Sweep, Targets
 
 slow_propagation = step_checks.reference("ss_rml")
 
@@ -99,14 +99,6 @@ def test_sweeps_without_disk_space_are_refused(monkeypatch):
     PropagateLabels(-1, 20, 0.0, 1.0, "auto", propagate=False).start(table)  # it never sweeps
     with pytest.raises(UserError, match=r"ss-rml would score 500000 images × 1000 classes at once: 2\.0 GB"):
         PropagateLabels(1, 20, 0.0, 1.0, "auto").start(table)
-
-
-def test_equal_features():
-    labels, features = _scattered()
-    relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
-    relabel.start(Table.from_dense(labels))
-    relabel.absorb(Sweep(torch.zeros(labels.shape), torch.ones_like(features)), 1)
-    assert relabel.similarity[relabel.neighbour >= 0].tolist() == [1.0] * int((relabel.neighbour >= 0).sum())
 
 
 @pytest.mark.parametrize("known", [5, 3])
@@ -202,39 +194,6 @@ def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, broken):
         assert similarity == pytest.approx([math.exp(-distance[i] / t) if i in distance else 0.0 for i in range(12)])
 
 
-def test_state_is_saved_and_loaded():
-    labels, features = _scattered()
-    table = Table.from_dense(labels)
-    method, loaded = recipe("ss-rml").make(), recipe("ss-rml").make()
-    method.start(table)
-    method.relabel.absorb(Sweep(torch.zeros(labels.shape), features), 5)
-    loaded.start(table)
-    loaded.load_state_dict(method.state_dict())
-    torch.manual_seed(0)
-    model = Model(None, Linear(4, labels.shape[1]))
-    batch = Batch(torch.arange(len(labels)), (features,), torch.from_numpy(labels))
-    losses = []
-    for trained in (method, loaded):
-        torch.manual_seed(3)
-        losses.append(trained.step(model, batch, 6).item())
-    assert losses[0] == losses[1]
-    loaded.start(table)
-    torch.manual_seed(3)
-    assert loaded.step(model, batch, 6).item() != losses[0]
-
-
-def test_full_labels_make_ss_rml_the_same_as_rml():
-    x, labels = make_example(6, 7, seed=2, unknown=0.0)
-    table = Table.from_dense(labels.numpy())
-    values = []
-    for name in ("rml", "ss-rml"):
-        method = recipe(name).make(rank="exact")
-        method.start(table)
-        targets = method.relabel(make_batch(labels), x, 30)
-        values.append(method.reduce(method.loss(x, targets), targets).item())
-    assert values[0] == pytest.approx(values[1], rel=1e-12)
-
-
 def test_transductive_term():
     x = torch.tensor([[0.5, -0.25, 3.0], [0.1, 0.1, 0.1]], dtype=torch.float64, requires_grad=True)
     batch = make_batch([[0, 0, 0], [0, 1, 0]])
@@ -243,44 +202,3 @@ def test_transductive_term():
     value.backward()
     assert x.grad.tolist() == [[-1, 1, 0], [0, 0, 0]]
     assert len(recipe("ss-rml").make(eta=2.0).terms) == 1
-
-
-class _Stop(Exception):
-    pass
-
-
-class _StopAfter(Callback):
-    """Stops training after an epoch."""
-
-    def __init__(self, epoch):
-        self.epoch = epoch
-
-    def on_epoch_end(self, log):
-        if log["epoch"] == self.epoch:
-            raise _Stop
-
-
-def test_ss_rml_trains_in_the_loop_and_resumes_exactly(tmp_path):
-    rng = np.random.default_rng(0)
-    truth = np.where(rng.random((60, 4)) < 0.4, 1, -1).astype(np.int8)
-    features = torch.from_numpy(truth @ rng.normal(size=(4, 8)) + rng.normal(size=(60, 8)) * 0.3).float()
-    labels = truth.copy()
-    labels[15:] = 0
-    table = Table.from_dense(labels)
-    assert table.stats.regime in recipe("ss-rml").serves
-    settings = Config(epochs=4, batch_size=16, lr=1e-2, device="cpu")
-
-    def train(folder, callback=None, resume=False):
-        model = Model(None, seeded(0, lambda: Linear(8, 4)))
-        source = Features(features, table.images)
-        method = recipe("ss-rml").make(start=2, every=1)
-        return fit(model, method, source, table, settings, callback=callback, folder=folder, resume=resume)
-
-    uninterrupted = train(None)
-    assert [line.get("propagated_images") for line in uninterrupted.log] == [None, 45, 45, 45]
-    with pytest.raises(_Stop):
-        train(tmp_path, _StopAfter(3))
-    resumed = train(tmp_path, resume=True)
-    assert [line["loss"] for line in resumed.log] == [line["loss"] for line in uninterrupted.log]
-    for name, weight in uninterrupted.weights.items():
-        assert torch.equal(weight, resumed.weights[name])

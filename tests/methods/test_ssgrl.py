@@ -70,41 +70,6 @@ def test_step_and_gradient_are_the_slow_loop(images, classes, size, options, par
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-9)
 
 
-def test_gradcheck_maps_and_one_cell():
-    _, _, model, batch = make(2, 3)
-    features = batch.views[0].clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: model(x).logits, features)
-    output = model(features)
-    assert output.maps.shape == (2, 3, 2, 3)
-    torch.testing.assert_close(output.maps.sum((2, 3)), torch.ones(2, 3, dtype=torch.float64))
-    assert torch.equal(output.maps, model.head.class_maps(features))
-    pooled = features.mean((2, 3))
-    torch.testing.assert_close(output.features, pooled)
-    torch.testing.assert_close(model(pooled).logits, model(pooled[:, :, None, None]).logits)
-
-
-def test_one_place_of_one_image_can_be_trained_on():
-    _, method, model, batch = make(2, 3)
-    model.train()
-    single = Batch(batch.index[:1], (batch.views[0][:1].mean((2, 3)),), torch.ones(1, 3, dtype=torch.int8))
-    loss = method.step(model, single, 1)
-    loss.backward()
-    assert bool(loss.isfinite())
-
-
-def test_a_head_loaded_without_the_table_scores_the_same():
-    method = recipe("ssgrl").make(**SMALL)
-    table = Table.from_dense(labels(20))
-    head = method.head(5, 4)
-    method.start(table, Model(None, head))
-    assert head.vectors.any()
-    fresh = recipe("ssgrl").make(**SMALL).head(5, 4)
-    assert not fresh.vectors.any()
-    fresh.load_state_dict(head.state_dict())
-    features = torch.randn(2, 5, 3, 3)
-    assert torch.equal(fresh.eval()(features).logits, head.eval()(features).logits)
-
-
 def test_training_on_more_labels_keeps_the_vectors_and_updates_the_graph():
     first = recipe("ssgrl").make(**SMALL)
     head = first.head(5, 4)
@@ -116,24 +81,6 @@ def test_training_on_more_labels_keeps_the_vectors_and_updates_the_graph():
     method.start(Table.from_dense(labels(30, seed=7)), Model(None, continued))
     assert torch.equal(continued.vectors, before["vectors"])
     assert not torch.equal(continued.graph, before["graph"])
-
-
-def test_the_method_neither_trains_nor_saves_the_head():
-    _, method, _, _ = make()
-    assert not list(method.parameters())
-    assert not method.state_dict()
-
-
-def test_word_vectors_from_a_file(tmp_path):
-    path = tmp_path / "glove.txt"
-    path.write_text("cat 1 0\ndog 0 1\n")
-    table = Table.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
-    method = recipe("ssgrl").make(vectors=str(path), vector_size=2)
-    head = method.head(5, 2)
-    method.start(table, Model(None, head))
-    assert head.vectors.tolist() == [[1, 0], [0, 1]]
-    with pytest.raises(UserError, match="add vector_size=2"):
-        recipe("ssgrl").make(vectors=str(path)).start(table)
 
 
 def test_options_out_of_range_are_refused():

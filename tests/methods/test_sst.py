@@ -7,7 +7,6 @@ import pytest
 import step_checks as checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
@@ -113,15 +112,6 @@ def test_thresholds_are_learned_from_known_labels():
     assert float(threshold_loss(scores, has_score, labels, theta).detach()) == pytest.approx(expected)
 
 
-def test_learned_thresholds_are_parameters_and_fixed_ones_are_not():
-    for thresholds, count in (("learned", 2), ("falling", 1)):
-        method, _, _ = make("hst", thresholds=thresholds)
-        groups = method.parameter_groups(0.1)
-        assert len(groups) == count
-        optimized = {id(parameter) for group in groups for parameter in group["params"]}
-        assert optimized == {id(parameter) for parameter in method.parameters() if parameter.requires_grad}
-
-
 def test_learned_thresholds_move_and_stay_between_0_and_1():
     method, model, batch = make("hst", warm=0, prototypes=2)
     method.step(model, batch, 1)
@@ -131,26 +121,3 @@ def test_learned_thresholds_move_and_stay_between_0_and_1():
     assert float(method.theta.detach().max()) <= 1
     loss.backward()
     assert bool(method.theta.grad.any())
-
-
-def test_starting_again_on_the_same_table_keeps_what_was_learned():
-    method, model, batch = make("sst")
-    method.step(model, batch, 1)
-    before = {name: value.clone() for name, value in method.state_dict().items()}
-    method.start(method.table)
-    assert all(torch.equal(value, before[name]) for name, value in method.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("sst", {"theta": 0.7}),
-        ("sst", {"warm": -1}),
-        ("sst", {"width": 0}),
-        ("hst", {"thresholds": "none"}),
-        ("hst", {"prototypes": 0}),
-    ],
-)
-def test_options_out_of_range_are_refused(name, options):
-    with pytest.raises(UserError):
-        recipe(name).make(**options)

@@ -71,16 +71,6 @@ def test_targets_are_those_of_the_slow_loop(tmp_path, negatives):
             assert (float(targets.pos[i, c]), float(targets.neg[i, c])) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_good_teacher_separates_hidden_labels(tmp_path):
-    table, truth, scores = example(negatives=False)
-    method = recipe("taught").make(teacher=write(tmp_path / "scores.csv", table, scores), trust=0.6)
-    method.start(table)
-    batch = Batch(torch.arange(60), (torch.zeros(60, 4),), torch.from_numpy(table.dense()))
-    pos = method.relabel(batch, torch.zeros(60, 4), 1).pos.numpy()
-    hidden = (table.dense() == 0) & ~np.isnan(scores)
-    assert pos[hidden & (truth > 0)].mean() > pos[hidden & (truth < 0)].mean() + 0.1
-
-
 def test_a_teacher_that_knows_nothing_is_not_trusted():
     table, _, scores = example()
     shuffled = np.random.default_rng(1).permutation(np.nan_to_num(scores, nan=0.5))

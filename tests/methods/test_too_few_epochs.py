@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import re
-import warnings
 
 import pytest
-import torch
 
-from halflabel.features.heads import Model
 from halflabel.fitting.config import Config
-from halflabel.fitting.loop import fit
-from halflabel.images.sources import Features
-from halflabel.labels.table import Table
-from halflabel.methods.base import recipe, recipes, seeded
+from halflabel.methods.base import recipe, recipes
 
 CASES = [
     ("ss-rml", {"start": 5}, 5, "propagation never starts in 5 epochs: .* ‹epochs=6› or more, or a smaller ‹start›"),
@@ -65,35 +59,6 @@ def test_too_few_epochs_are_a_problem(name: str, options: dict[str, object], lim
         if epochs == limit:
             assert begins is not None
             assert re.search(message, f"{problem}; {begins.fix()}")
-
-
-@pytest.mark.parametrize("name", ["ss-rml", "csl", "curriculum", "em-apl"])
-def test_the_proposed_number_of_epochs_is_enough(name: str) -> None:
-    """With one epoch more than the limit, more entries have a loss in the last epoch than in the first."""
-    table = Table.from_dense([[1, -1, 0], [0, 1, 0], [-1, 0, 1], [0, 0, 0]] * 3)
-    values = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
-    limit = {case[0]: case[2] for case in reversed(CASES)}[name]
-    changed = []
-    for epochs in (limit, limit + 1):
-        # csl would otherwise leave out all of so few classes.
-        options = {"csl": {"topk": 0, "prior_threshold": 1.0}, "ss-rml": {"start": 5}, "em-apl": {"apl_from": 5}}
-        method = recipe(name).make(**options.get(name, {}))
-        model = Model(None, seeded(0, lambda method=method: method.head(4, 3)))
-        charged: dict[int, int] = {}
-        original = method.relabel.forward
-
-        def forward(batch, logits, epoch, original=original, charged=charged):  # type: ignore[no-untyped-def]
-            targets = original(batch, logits, epoch)
-            charged[epoch] = int((((targets.pos > 0) | (targets.neg > 0)) & (batch.labels == 0)).sum())
-            return targets
-
-        method.relabel.forward = forward
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if epochs == limit else "error")
-            settings = Config(epochs=epochs, batch_size=12, lr=0.5, device="cpu")
-            fit(model, method, Features(values, table.images), table, settings)
-        changed.append(charged[epochs] > charged[1])
-    assert changed == [False, True]
 
 
 def test_defaults_start_within_the_default_number_of_epochs() -> None:

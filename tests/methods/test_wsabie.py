@@ -5,7 +5,6 @@ import pytest
 import step_checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
@@ -33,19 +32,6 @@ def test_scores_are_inner_products_of_bounded_vectors(norm):
     torch.testing.assert_close(head(maps).logits, output.logits)
 
 
-@pytest.mark.parametrize("norm", [0.0, 0.7])
-def test_gradcheck(norm):
-    head = _head(3, 4, dimensions=2, norm=norm)
-    features = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
-    weights = dict(head.named_parameters())
-
-    def score(features, images, labels):
-        parameters = {"images": images, "labels": labels}
-        return torch.func.functional_call(head, parameters, (features,)).logits
-
-    assert torch.autograd.gradcheck(score, (features, weights["images"], weights["labels"]))
-
-
 @pytest.mark.parametrize(("images", "classes"), [(6, 5), (1, 4), (5, 1), (8, 2)])
 def test_the_whole_step_with_exact_ranks(images, classes):
     labels = np.random.default_rng(classes).integers(-1, 2, (images, classes)).astype(np.int8)
@@ -66,19 +52,3 @@ def test_the_whole_step_with_exact_ranks(images, classes):
             torch.testing.assert_close(actual, expected_part, rtol=1e-9, atol=1e-9)
     else:
         assert all(not part.any() for part in gradient)
-
-
-def test_sampled_ranks_draw_and_exact_ones_do_not():
-    assert recipe("wsabie").make().samples
-    assert not recipe("wsabie").make(rank="exact").samples
-
-
-@pytest.mark.parametrize("options", [{"dimensions": 0}, {"norm": -1.0}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(UserError, match=f"{next(iter(options))} cannot be"):
-        recipe("wsabie").make(**options)
-
-
-def test_the_size_of_the_head_with_many_classes():
-    head = recipe("wsabie").make().head(2048, 5000)
-    assert sum(parameter.numel() for parameter in head.parameters()) == 100 * (2048 + 5000)

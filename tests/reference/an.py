@@ -74,3 +74,16 @@ def _mean(x: Tensor, labels: list[list[int]], cost) -> Tensor:
         for c in range(len(labels[0])):
             loss = loss + cost(torch.sigmoid(x[i, c]), labels[i][c])
     return loss / (len(labels) * len(labels[0]))
+
+
+# Method, its options, and its loss from logits (B, C), labels and epoch.
+CASES = [
+    ("an", {}, lambda x, labels, epoch: an(x, labels)),
+    ("an-ls", {"smoothing": 0.1}, lambda x, labels, epoch: an_ls(x, labels, 0.1)),
+    ("n-ls", {"smoothing": 0.2}, lambda x, labels, epoch: n_ls(x, labels, 0.2)),
+    ("bce", {"smoothing": 0.1}, lambda x, labels, epoch: known_ls(x, labels, 0.1)),
+    ("wan", {}, lambda x, labels, epoch: wan(x, labels)),
+    ("entmin", {"alpha": 0.3}, lambda x, labels, epoch: entmin(x, labels, 0.3)),
+    ("l1r", {"strength": 0.3, "of": "scores"}, lambda x, labels, epoch: unknown_scores(x, labels, 1, 0.3)),
+    ("l2r", {"strength": 0.3, "of": "scores"}, lambda x, labels, epoch: unknown_scores(x, labels, 2, 0.3)),
+]

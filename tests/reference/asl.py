@@ -28,3 +28,18 @@ def asl(
                 continue
             loss = loss + (weight.detach() if detach else weight) * cost
     return loss
+
+
+CASES = [
+    (
+        "asl",
+        {"gamma_neg": neg, "gamma_pos": pos, "margin": margin, "unknown": unknown, "detach": detach},
+        lambda x, labels, epoch, neg=neg, pos=pos, margin=margin, unknown=unknown, detach=detach: (
+            asl(x, labels, neg, pos, margin, ignore=unknown == "ignore", detach=detach) / len(x)
+        ),
+    )
+    for neg, pos in ((4.0, 0.0), (2.0, 1.0), (0.5, 0.5))
+    for margin in (0.0, 0.05, 0.3)
+    for unknown in ("negative", "ignore")
+    for detach in (False, True)
+]

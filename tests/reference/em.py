@@ -45,3 +45,6 @@ def apl_sweep(
         for i in sorted(readable, key=lambda i: (scores[i][c], rank[i]))[:quota]:
             after[i][c] = scores[i][c]
     return after
+
+
+CASES = [("em", {"alpha": 0.3, "few_absent": 1.0}, lambda x, labels, epoch: em(x, labels, 0.3))]

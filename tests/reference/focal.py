@@ -14,3 +14,10 @@ def focal(x: Tensor, labels: list[list[int]], gamma: float, alpha: float | None 
             else:
                 loss = loss - (1 if alpha is None else 1 - alpha) * p**gamma * torch.log(1 - p)
     return loss / (len(labels) * len(labels[0]))
+
+
+CASES = [
+    ("focal", {"gamma": g, "alpha": a}, lambda x, labels, epoch, g=g, a=a: focal(x, labels, g, a or None))
+    for g in (0.0, 0.5, 2.0)
+    for a in (0.0, 0.25)
+]

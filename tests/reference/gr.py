@@ -26,3 +26,14 @@ def gr(logits, labels, epoch, w=(0.0, 2.0), b=(-2.0, -2.0), mu=(0.5, 0.8), sigma
                 v = math.exp(-((seen - between(mu, epoch)) ** 2) / (2 * between(sigma, epoch) ** 2))
                 total = total + v * (k * (1 - p**q2) / q2 + (1 - k) * (1 - (1 - p) ** q3) / q3)
     return total / count
+
+
+_ENDS = {"w_first": 1.0, "w_last": 3.0, "b_first": -1.0, "b_last": 0.5, "mu_last": 0.6, "sigma_first": 1.0}
+CASES = [
+    ("gr", {}, lambda x, labels, epoch: gr(x, labels, epoch)),
+    (
+        "gr",
+        {**_ENDS, "q_pos": 0.3, "q_neg": 0.7, "span": 2},
+        lambda x, labels, epoch: gr(x, labels, epoch, (1.0, 3.0), (-1.0, 0.5), (0.5, 0.6), (1.0, 0.5), 0.3, 0.7, 2),
+    ),
+]

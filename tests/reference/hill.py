@@ -30,3 +30,16 @@ def splc(logits, labels, epoch, tau=0.6, margin=1.0, gamma=2.0, start_epoch=2, r
             else:
                 total = total - sigma(x) ** gamma * torch.log(1 - sigma(x))
     return total / len(logits)
+
+
+CASES = [
+    ("hill", options, lambda x, labels, epoch, options=options: hill(x, labels, **options))
+    for options in ({}, {"margin": 0.3, "gamma": 1.0, "lamb": 1.2})
+] + [
+    ("splc", options, lambda x, labels, epoch, options=options: splc(x, labels, epoch, **options))
+    for released in (False, True)
+    for options in (
+        {"released": released},
+        {"released": released, "margin": 0.3, "gamma": 1.0, "tau": 0.3, "start_epoch": 3},
+    )
+]

@@ -28,3 +28,9 @@ def large_loss(logits, labels, epoch, scheme, delta, flipped=frozenset()):
         elif scheme != "reject":
             total = total - torch.log(1 / (1 + torch.exp(-logits[i][c])))
     return total / len(entries), (flipped | large if scheme == "keep" else flipped)
+
+
+CASES = [
+    (name, {"delta": 4.0}, lambda x, labels, epoch, scheme=scheme: large_loss(x, labels, epoch, scheme, 4)[0])
+    for name, scheme in (("ll-r", "reject"), ("ll-ct", "correct"))
+]

@@ -1,16 +1,17 @@
-"""LSEP, pair by pair."""
+"""LSEP, pair by pair: the mean over images of log(1 + Σ exp(x_n − x_p)) over known negatives n and positives p."""
 
-import math
+import torch
 
 
-def loss(x, labels):
-    """One image: log(1 + Σ exp(x_n − x_p)) over known negatives n and positives p, and its gradient."""
-    total, gradient = 0.0, [0.0] * len(x)
-    for p, present in enumerate(labels):
-        for n, absent in enumerate(labels):
-            if present > 0 and absent < 0:
-                pair = math.exp(x[n] - x[p])
-                total += pair
-                gradient[n] += pair
-                gradient[p] -= pair
-    return math.log(1 + total), [value / (1 + total) for value in gradient]
+def lsep(x, labels):
+    total = 0 * x.sum()
+    for scores, row in zip(x, labels, strict=True):
+        present = [c for c, label in enumerate(row) if label > 0]
+        absent = [c for c, label in enumerate(row) if label < 0]
+        total = total + torch.log(
+            1 + sum((torch.exp(scores[n] - scores[p]) for p in present for n in absent), 0 * scores[0])
+        )
+    return total / len(x)
+
+
+CASES = [("lsep", {"unknown": "ignore"}, lambda x, labels, epoch: lsep(x, labels))]

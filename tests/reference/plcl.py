@@ -36,3 +36,13 @@ def weldon(features: Tensor, weight: Tensor, bias: Tensor, high: int, low: int) 
             row.append((top + sum(cells[:low]) / low) / 2 if low else top)
         rows.append(torch.stack(row))
     return torch.stack(rows)
+
+
+CASES = [
+    (
+        "partial-bce",
+        {"alpha": a, "beta": b, "gamma": g},
+        lambda x, labels, epoch, w=(a, b, g): partial_bce(x, labels, *w),
+    )
+    for a, b, g in ((-4.45, 5.45, 1.0), (1.0, 0.0, -1.0), (2.0, 1.0, 2.0))
+]

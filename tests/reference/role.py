@@ -69,3 +69,9 @@ def positives_per_image(labels: list[list[int]]) -> float:
 
 def logit(p: float) -> float:
     return math.log(p / (1 - p))
+
+
+CASES = [
+    ("epr", {"positives": k}, lambda x, labels, epoch, k=k: epr(x, labels, k or positives_per_image(labels)))
+    for k in (1.5, 0.0)
+]

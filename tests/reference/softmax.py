@@ -1,15 +1,15 @@
-"""Softmax cross-entropy, class by class."""
+"""Softmax cross-entropy, class by class: the mean over the positives j of an image of −log(exp(x_j) / Σ_k exp(x_k))."""
 
-import math
+import torch
 
 
-def loss(x, labels):
-    """One image: the mean over its positives j of −log(exp(x_j) / Σ_k exp(x_k)), and the gradient."""
-    total = sum(math.exp(value) for value in x)
-    positives = [j for j, label in enumerate(labels) if label > 0]
-    value, gradient = 0.0, [0.0] * len(x)
-    for j in positives:
-        value -= math.log(math.exp(x[j]) / total) / len(positives)
-        for k in range(len(x)):
-            gradient[k] += (math.exp(x[k]) / total - (j == k)) / len(positives)
-    return value, gradient
+def softmax(x, labels):
+    total = 0 * x.sum()
+    for scores, row in zip(x, labels, strict=True):
+        present = [c for c, label in enumerate(row) if label > 0]
+        for j in present:
+            total = total - torch.log(torch.exp(scores[j]) / sum(torch.exp(score) for score in scores)) / len(present)
+    return total / len(x)
+
+
+CASES = [("softmax", {}, lambda x, labels, epoch: softmax(x, labels))]

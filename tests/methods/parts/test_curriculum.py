@@ -104,16 +104,6 @@ def test_labels_at_the_thresholds():
     assert sure.guesses().tolist() == [[1, 0, 1, 0, 1, 1]]
 
 
-def test_weak_labels_stay():
-    relabel = Curriculum("a", before="2,3")
-    relabel.start(make_table(make_labels(30, 5)))
-    relabel.absorb(make_sweep((30, 5), 1), 1)
-    first = relabel.guesses().clone()
-    relabel.absorb(make_sweep((30, 5), 2), 2)
-    assert torch.equal(relabel.guesses()[first != 0], first[first != 0])
-    assert not torch.equal(relabel.guesses(), first)
-
-
 @pytest.mark.parametrize(
     ("theta", "reported"),
     [(0.1, 26.70), (0.2, 42.09), (0.3, 55.63), (0.4, 67.41), (0.5, 77.40), (0.6, 85.37), (0.7, 91.69), (0.8, 96.24)],
@@ -162,12 +152,6 @@ def test_no_sweep_after_the_last_epoch(epochs, options, after):
     assert [epoch for epoch in range(1, epochs + 1) if relabel.wants_sweep(epoch)] == after
 
 
-def test_no_sweep_where_all_labels_are_known():
-    relabel = Curriculum("a", before="2")
-    relabel.start(Table.from_dense(np.ones((3, 2), np.int8)))
-    assert not any(relabel.wants_sweep(epoch) for epoch in range(1, 20))
-
-
 def test_known_labels_win_and_weak_labels_have_the_same_loss():
     labels = make_labels(20, 4)
     relabel = Curriculum("2steps", before="2")
@@ -205,35 +189,6 @@ def test_the_order_of_the_table_does_not_matter():
             relabel.absorb(Sweep(*(values[rows] for values in sweep)), 1)
             results.append(relabel.guesses())
         assert torch.equal(results[0][order], results[1])
-
-
-def test_large_tables_are_labelled_part_by_part(monkeypatch):
-    labels = make_labels(40, 3)
-    sweep = make_sweep((40, 3), 1)
-    results = []
-    for block in (1 << 22, 9):
-        monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK_ENTRIES", block)
-        relabel = Curriculum("a", before="2")
-        relabel.start(make_table(labels))
-        relabel.absorb(sweep, 1)
-        results.append(relabel.guesses())
-    assert torch.equal(*results)
-
-
-@pytest.mark.parametrize("options", [{"strategy": "b"}, {"strategy": "e"}])
-def test_resumes_from_its_state(options):
-    labels = make_labels(20, 4)
-    table = make_table(labels)
-    old, new = (Curriculum(before="4,6", **options) for _ in range(2))
-    old.start(table)
-    for epoch in (2, 3, 4):
-        if old.wants_sweep(epoch):
-            old.absorb(make_sweep((20, 4), epoch, passes=True), epoch)
-    new.start(table)
-    new.load_state_dict(old.state_dict())
-    sweep = make_sweep((20, 4), 5, passes=True)
-    assert old.absorb(sweep, 5) == new.absorb(sweep, 5)
-    assert torch.equal(old.guesses(), new.guesses())
 
 
 def test_refusals_say_what_to_do():

@@ -8,7 +8,7 @@ import torch
 
 from halflabel.errors import LabelError
 from halflabel.labels.names import Names
-from halflabel.labels.table import Table, count_together
+from halflabel.labels.table import Table
 from halflabel.methods.parts.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, identity
 
 
@@ -48,15 +48,6 @@ def test_cooccurrence_is_the_slow_count(k, prior):
     graph = from_cooccurrence(known, k, prior=prior)
     np.testing.assert_allclose(dense(graph, 8), slow_cooccurrence(known.dense(), k, prior), atol=1e-12)
     assert (np.diff(graph.rows) >= 0).all()
-
-
-def test_without_prior_it_is_the_conditional_probability():
-    known = table(1)
-    graph = from_cooccurrence(known, prior=0.0)
-    together, seen = (matrix.toarray().T for matrix in count_together(known))
-    expected = together / np.maximum(seen, 1)
-    np.fill_diagonal(expected, 0)
-    np.testing.assert_allclose(dense(graph, 8), expected, atol=1e-12)
 
 
 def test_unknown_labels_do_not_count():
@@ -173,11 +164,6 @@ def test_errors_name_the_line(tmp_path, text, message):
         from_file(write(tmp_path, text), CLASSES)
     assert "graph.csv" in str(caught.value)
     assert caught.value.fix
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(LabelError, match="no such file"):
-        from_file(tmp_path / "none.csv", CLASSES)
 
 
 def test_at_least_reweighted_and_transposed():

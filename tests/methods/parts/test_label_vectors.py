@@ -96,10 +96,6 @@ def test_errors_in_vector_files_name_the_line(tmp_path, text, message):
         from_file(write(tmp_path, text), Names(["cat"]))
 
 
-def test_only_wanted_words_are_parsed(tmp_path):
-    assert from_file(write(tmp_path, "cat 1 2\nbad x y\n"), Names(["cat"])).tolist() == [[1, 2]]
-
-
 def test_sources_sizes_and_scale(tmp_path):
     known = Table.from_dense([[1, -1], [-1, 1]], classes=["dog", "plant"])
     path = str(write(tmp_path, WORDS))

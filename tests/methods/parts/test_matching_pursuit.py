@@ -59,16 +59,6 @@ def test_is_algorithm_2_image_by_image(kind):
     assert longest >= 3
 
 
-@pytest.mark.parametrize(
-    ("images", "items", "classes", "channels", "k"),
-    [(5, 30, 6, 7, 6), (4, 3, 6, 7, 5), (1, None, 6, 7, 5), (3, 1, 6, 7, 2), (6, None, 1, 1, 3), (2, None, 3, 4, 5)],
-    ids=["dictionary", "fewer items than k", "one image alone", "one item", "one class, one feature", "two images"],
-)
-def test_sizes(images, items, classes, channels, k):
-    for seed in range(4):
-        check(*case(seed, images, items, classes, channels), k)
-
-
 def test_nothing_to_choose_from():
     parts, _ = case(0)
     for allowed in (np.zeros((8, 8), bool), np.eye(8, dtype=bool) & False):
@@ -79,16 +69,6 @@ def test_nothing_to_choose_from():
     assert run(none, 3, None).index.shape == (8, 3)
     no_images = [(targets[:0], items, weight, agree) for targets, items, weight, agree in parts]
     assert run(no_images, 3, None).index.shape == (0, 3)
-
-
-def test_an_image_is_explained_by_its_copy_alone():
-    parts, _ = case(1, 4, kind="normal")
-    parts = [(targets, np.concatenate([targets * scale, targets]), weight, np.concatenate([targets * scale, targets]))
-             for (targets, _, weight, _), scale in zip(parts, (2.0, 4.0), strict=True)]  # fmt: skip
-    solution = run(parts, 3, None)
-    assert solution.index.tolist() == [[i, -1, -1] for i in range(4)]  # of equals the lower number, and nothing is left
-    np.testing.assert_allclose(solution.weights[0][:, 0], 0.5)
-    np.testing.assert_allclose(solution.weights[1][:, 0], 0.25)
 
 
 def test_both_parts_must_agree():
@@ -109,10 +89,3 @@ def test_single_precision_is_close_and_half_is_widened():
     with torch.autocast("cpu", torch.bfloat16):
         cast = run(parts, 4, allowed, torch.float32)
     assert torch.equal(cast.weights[1], single.weights[1])
-
-
-def test_no_gradient():
-    parts, allowed = case(0)
-    tensors = [Part(torch.from_numpy(t).requires_grad_(), torch.from_numpy(i), w) for t, i, w, _ in parts]
-    solution = joint_omp(tensors, 2, allowed=torch.from_numpy(allowed))
-    assert not solution.weights[0].requires_grad

@@ -4,8 +4,6 @@ import pytest
 import step_checks
 import torch
 
-from halflabel.errors import UserError
-from halflabel.methods.base import recipe
 from halflabel.methods.ml_decoder import QueryHead
 
 slow = step_checks.reference("query_head")
@@ -43,8 +41,3 @@ def test_maps_are_the_attention_and_pooled_features_one_place():
     assert not torch.equal(class_maps[:, 0], class_maps[:, 3])
     pooled = maps.mean((2, 3))
     torch.testing.assert_close(head(pooled).logits, head(pooled[:, :, None, None]).logits)
-
-
-def test_a_width_that_the_attention_heads_cannot_share_is_refused():
-    with pytest.raises(UserError, match="cannot be divided"):
-        recipe("ml-decoder").make(width=10, heads=4).head(6, 3)
