@@ -120,7 +120,7 @@ def test_s2_ablation_without_validation(coco2014: Path, tmp_path: Path, fits: li
     assert figure(result, "BCE", "0-1 exact match").published == 22.04
     assert not math.isnan(figure(result, "BCE", "Micro-F1").ours)
     assert "the last epoch; no epoch is selected" in " ".join(result.protocol["10 %"])
-    assert "labels that training sees: 10 % of each image's labels; drawn anew" in " ".join(result.protocol["10 %"])
+    assert "labels that training sees: partial:exact=True:share=0.1" in " ".join(result.protocol["10 %"])
     assert not any("the same experiment" in line for line in result.differs)
     frozen = Overrides(backbone="tiny", size=32, epochs=1, tune="head", device="cpu", workers=0)
     alike = reproduce("S2-table4", coco2014, out=tmp_path / "b", rows=["BCE", "not fine-tuned"], overrides=frozen)
@@ -203,7 +203,6 @@ def test_s3_random_weights_trials_and_noise(
     (softmax,) = result.figures
     assert calls == [False] * 5  # five batches, each a trial
     assert (softmax.published, softmax.published_spread, softmax.runs, softmax.of_runs) == (51.46, 1.1, 5, 5)
-    assert "tiny from random weights" in " ".join(result.protocol["random init."])
     values = []
     for place in sorted((tmp_path / "a").glob("*/tasks/*.npy")):
         logits, labels = np.load(place), np.arange(12) % 3
@@ -271,9 +270,9 @@ def test_a_mean_needs_all_its_shares(coco2014: Path, tmp_path: Path, monkeypatch
     assert not math.isnan(first.ours)
     assert (second.runs, second.of_runs, second.note) == (1, 2, "failed")
     assert math.isnan(second.ours)
-    assert result.failures[0].startswith("Ours, MS-COCO, 60 % of each image's labels, seed 0: ")
+    assert result.failures[0].startswith("Ours, MS-COCO, 60 %, seed 0: ")
     assert "the roof is leaking" in result.failures[0]
-    assert "30 and 60 % of each image's labels; drawn" in " ".join(result.protocol["MS-COCO"])
+    assert "labels that training sees: 30 %, 60 %" in result.protocol["MS-COCO"]
     trained.clear()
     late = reproduce("S4-table1", coco2014, out=tmp_path, overrides=overrides, budget=1e-9)
     assert late.left_out == 1
@@ -304,23 +303,15 @@ def test_a_missing_data_set_is_reported_with_its_layout(voc2012: Path, tmp_path:
 
 
 def test_location_of_the_feature_cache(voc2012: Path, tmp_path: Path) -> None:
-    """Next to --out, shared with other tables, unless --cache names a folder or OUT/cache exists."""
+    """Next to --out, shared with other tables, unless --cache names a folder."""
     words = ["reproduce", "S5-table", voc2012, "--rows", "AN loss", "--conditions", "VOC", *WORDS, "--tune", "head"]
-    out, cache, old = tmp_path / "a" / "out", tmp_path / "other", tmp_path / "b" / "out"
+    out, cache = tmp_path / "a" / "out", tmp_path / "other"
     first = run(*words, "--out", out).stdout
     assert f"Cached features and starting models, also for other tables: {tmp_path / 'a' / 'cache'}\n" in first
     assert list((tmp_path / "a" / "cache").glob("*/values.npy"))
     assert run(*words, "--out", tmp_path / "c" / "out", "--cache", cache).exit_code == 0
     assert list(cache.glob("*/values.npy"))
     assert not (tmp_path / "c" / "cache").exists()
-    cache.rename(tmp_path / "moved")
-    (old / "cache").parent.mkdir(parents=True)
-    (tmp_path / "moved").rename(old / "cache")
-    written = {path: path.stat().st_mtime_ns for path in (old / "cache").glob("*/values.npy")}
-    reused = run(*words, "--out", old)
-    assert reused.exit_code == 0, reused.output
-    assert {path: path.stat().st_mtime_ns for path in (old / "cache").glob("*/values.npy")} == written  # none computed
-    assert not (tmp_path / "b" / "cache").exists()
     (tmp_path / "file").touch()
     refused = run(*words, "--out", out, "--cache", tmp_path / "file")
     assert refused.exit_code == 2

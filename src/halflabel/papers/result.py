@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from halflabel.comparison.bench import Start
 from halflabel.comparison.label_mask import LabelMask
-from halflabel.fitting.config import Config
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS
-from halflabel.papers.spec import Condition, InitialModel, PaperMeasure, PaperTable, TableRow
+from halflabel.papers.spec import Condition, PaperMeasure, PaperTable, TableRow
 from halflabel.system.files import to_json_value, write_csv, write_json
-from halflabel.system.format import counted
 
 
 class CellRun(NamedTuple):
@@ -179,13 +176,6 @@ _OPTIONS = {
     ("empty", "zero"): "a class without a positive test image counts as 0",
     ("no_negative", "one"): "a class without a negative test label counts as 1",
 }
-_MASKS = {
-    "": "all labels",
-    "dense": "all labels of {} % of the images",
-    "noisy": "all labels, {} % of each image's wrong",
-    "noisy+": "one positive label of each image, all others negative",
-    "positives": "{} % of the positives, no negatives",
-}
 
 
 def describe_table(table: PaperTable) -> list[str]:
@@ -194,95 +184,23 @@ def describe_table(table: PaperTable) -> list[str]:
     for condition in table.conditions:
         training = condition.training
         sample = f", {100 * condition.sample:g} % of the training images" if condition.sample < 1 else ""
-        split = f"the images of the split {condition.test_split}; " if condition.test_split != "test" else ""
-        from_random = training.backbone_weights == "random"
+        settings = {**training.config, "backbone weights": training.backbone_weights}
         lines[condition.name] = [
             f"data set {condition.dataset}{sample}",
             f"labels that training sees: {describe_masks(condition.masks)}",
-            describe_training(training.config, from_random, training.initial_model),
-            f"tested: {split}{condition.describe_selection()}",
-            *(["images without a known label are not used for training"] if condition.labelled_only else []),
+            f"settings: {', '.join(f'{name} {value}' for name, value in settings.items())}",
+            f"tested: the images of the split {condition.test_split}; {condition.describe_selection()}",
             *([f"not stated in the paper: {', '.join(training.unsaid)}"] if training.unsaid else []),
             *(f"not as in the paper: {line}" for line in training.differs),
             *condition.notes,
         ]
-    rows = [row for row in table.rows if row.method]
-    return [
-        *group_lines(lines, most=3),
-        *group_lines({row.name: _own_settings(row) for row in rows}, "all rows"),
-        *(f"not as in the paper: {line}" for line in group_lines({row.name: row.differs for row in rows}, "all rows")),
-    ]
+    own = {row.name: row.differs for row in table.rows if row.method}
+    return [*group_lines(lines, most=3), *(f"not as in the paper: {line}" for line in group_lines(own, "all rows"))]
 
 
-def _own_settings(row: TableRow) -> list[str]:
-    """What one row is trained with instead of the condition's settings, in one line."""
-    parts = [f"{name.replace('_', ' ')} {value}" for name, value in row.config.items()]
-    if row.mask is not None:
-        parts.append(f"labels that training sees: {describe_masks([row.mask])}")
-    if row.masks_by_condition:
-        masks = list(row.masks_by_condition.values())
-        parts.append(f"labels that training sees, by condition: {describe_masks(masks)}")
-    if row.labelled_only:
-        parts.append("images without a known label are not used for training")
-    if row.initial_model is not None:
-        parts.append(_describe_initial(row.initial_model))
-    return ["; ".join(parts)] if parts else []
-
-
-def describe_training(settings: Mapping[str, Any], from_random: bool, initial: InitialModel | Start | None) -> str:
-    """Backbone, image size, optimizer, epochs and so on, from fields of `Config`.
-
-    >>> describe_training({"backbone": "tiny", "tune": "head", "optimizer": "adam", "batch_size": 8}, False, None)
-    'tiny, native px, head on frozen features, 10 epochs of adam, batches of 8'
-    """
-    parts = [
-        f"{settings['backbone']}{' from random weights' if from_random else ''}",
-        f"{settings.get('size') or 'native'} px",
-        "head on frozen features" if settings["tune"] == "head" else "all tuned",
-        f"{counted(settings.get('epochs', Config.epochs), 'epoch')} of {settings['optimizer']}"
-        + (f" at a rate of {settings['lr']:g}" if "lr" in settings else ""),
-        f"batches of {settings['batch_size']}",
-    ]
-    if patience := settings.get("patience"):
-        parts.append(f"stopped after {counted(patience, 'epoch')} without improvement")
-    if linear_init := settings.get("linear_init"):
-        parts.append(f"after {counted(linear_init, 'epoch')} of the head alone")
-    if initial is not None:
-        parts.append(_describe_initial(initial))
-    return ", ".join(parts)
-
-
-def _describe_initial(model: InitialModel | Start) -> str:
-    images = " on the labelled images only" if model.labelled_only else ""
-    return f"from the weights of the model {model.method} after {counted(model.epochs, 'epoch')}{images}"
-
-
-def describe_masks(masks: Sequence[LabelMask]) -> str:
-    """The labels that masks leave known; shares of the same protocol are listed together.
-
-    >>> describe_masks([LabelMask("partial", (("exact", False), ("share", share))) for share in (0.1, 0.2, 0.3)])
-    '10, 20 and 30 % of the labels, drawn one by one'
-    >>> describe_masks([LabelMask(), LabelMask("single-positive"), LabelMask("corrupt", (("share", 0.5),))])
-    'all labels, single-positive, corrupt at 50 %'
-    """
-    shares: dict[str, dict[str, None]] = {}
-    for mask in masks:
-        options = dict(mask.options)
-        share = f"{100 * options.pop('share'):g}" if isinstance(options.get("share"), float) else ""
-        if mask.protocol in _MASKS:
-            text = _MASKS[mask.protocol]
-        elif mask.protocol == "partial":
-            is_exact = options.get("exact", True)
-            text = "{} % of each image's labels" if is_exact else "{} % of the labels, drawn one by one"
-        else:
-            text = ", ".join([mask.protocol, *(f"{name} {value}" for name, value in options.items())])
-            text += " at {} %" if share else ""
-        shares.setdefault(text, {})[share] = None
-    return ", ".join(text.format(_join(list(each))) for text, each in shares.items())
-
-
-def _join(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def describe_masks(masks: Iterable[LabelMask]) -> str:
+    """Return the labels that masks leave known, as `compare --protocol` takes them."""
+    return ", ".join(dict.fromkeys(mask.name for mask in masks))
 
 
 def describe_measure(measure: PaperMeasure) -> str:

@@ -17,7 +17,6 @@ from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.sources import split_data
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError
-from halflabel.fitting.callbacks import Callback, CallbackList
 from halflabel.papers.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
 from halflabel.papers.measure import RELABEL_METRICS, measure_task
 from halflabel.papers.result import (
@@ -26,13 +25,13 @@ from halflabel.papers.result import (
     collect_figures,
     describe_masks,
     describe_measure,
-    describe_training,
     group_lines,
 )
 from halflabel.papers.settings import CellSetup, Overrides, set_up_cell
 from halflabel.papers.spec import Cell, Condition, PaperTable, TableRow
 from halflabel.papers.tables import find_table
 from halflabel.system.files import cache_folder, to_json_value
+from halflabel.system.format import counted
 from halflabel.system.reporter import SILENT, Reporter
 
 T = TypeVar("T")
@@ -215,9 +214,8 @@ def reproduce(
 
 
 def default_cache(out: Path) -> Path:
-    """The cache next to `out`, so that tables share it; or inside `out` if it already exists there."""
-    inside = cache_folder(out)
-    return inside if inside.is_dir() else cache_folder(out.parent)
+    """The cache next to `out`, so that tables share it."""
+    return cache_folder(out.parent)
 
 
 class _DatasetFolder:
@@ -296,28 +294,31 @@ class _TableRun:
     failures: dict[CellRun, str] = field(default_factory=dict)
     protocol: dict[str, list[str]] = field(default_factory=dict)  # by condition
     lost_images: dict[str, list[str]] = field(default_factory=dict)  # by condition
-    tasks_before: int = 0
     tasks_left_out: int = 0
 
     def run_group(self, group: RunGroup, *, force: bool) -> None:
         """Train the runs of one group that are not stored yet, and measure all that are finished."""
         splits, lost = self.datasets.splits(group.condition, group.trial)
         bench = self._bench(group, splits)
-        lines = self._describe_group(group, splits)
+        lines = self._describe_group(group, splits, bench)
         for name in group.differs:
-            self.protocol.setdefault(name, []).extend([*lines, _describe_labels(group, name)])
+            masks: dict[str, list[LabelMask]] = {}
+            for (_, mask), cells in group.jobs.items():
+                for row, condition in cells:
+                    if condition.name == name:
+                        masks.setdefault(row.name, []).append(mask)
+            labels = group_lines({row: [describe_masks(each)] for row, each in masks.items()})
+            lines_of_labels = [f"labels that training sees: {line}" for line in labels]
+            self.protocol.setdefault(name, []).extend([*lines, *lines_of_labels])
             self.lost_images.setdefault(name, []).extend(lost)
         grid = build_grid(group, self.seeds)
         store = Store(self.out / group.folder)
         store.start({"halflabel": __version__, "table": self.table.id, **bench.identity()}, force=force)
-        total = self.seeds * sum(len(each.jobs) for each in self.groups)
-        callback = _TaskOffset(self.reporter.callback or Callback(), self.tasks_before, total)
         try:
-            outcomes, left_out = run_grid(grid, bench, store, replace(self.reporter, callback=callback))
+            outcomes, left_out = run_grid(grid, bench, store, self.reporter)
         finally:
             if bad_images := bench.bad_images():
                 store.write_csv("bad_images.csv", ["image", "path", "reason"], bad_images)
-        self.tasks_before += grid.total
         self.tasks_left_out += len(left_out)
         for task, outcome in outcomes.items():
             self._record(group, bench, store, task, outcome)
@@ -353,29 +354,29 @@ class _TableRun:
             reporter=self.reporter,
         )
 
-    def _describe_group(self, group: RunGroup, splits: Mapping[str, Split]) -> list[str]:
-        """Data, tested epoch and settings of a group; the rows are named if the settings are not those of all rows."""
-        condition, config = group.condition, group.setup.config
-        has_own = any(row.config or row.labelled_only or row.initial_model for row in group.rows)
-        rows = f" ({'; '.join(row.name for row in group.rows)})" if has_own else ""
-        images = [f"{len(splits['train'])} training images", f"{len(splits[condition.test_split])} test images"]
+    def _describe_group(self, group: RunGroup, splits: Mapping[str, Split], bench: Bench) -> list[str]:
+        """Data, tested epoch and settings of a group."""
+        condition, start = group.condition, group.setup.start
+        images = [
+            f"{len(splits['train'])} training images",
+            f"{len(splits[condition.test_split])} images of the split {condition.test_split} to test on",
+            *(["only images with a positive label"] if condition.with_positives else []),
+            *(["images without a known label are not used for training"] if condition.labelled_only else []),
+        ]
         if condition.sample < 1:
             images[0] += f", a sample of {100 * condition.sample:g} % with the same class frequencies"
-        if condition.test_split != "test":
-            images[1] += f" (split {condition.test_split})"
-        images += ["only images with a positive label"] if condition.with_positives else []
-        if condition.labelled_only:
-            images.append("images without a known label are not used for training")
-            images[-1] += rows if any(row.labelled_only for row in group.rows) else ""
-        notes = self.datasets.open(condition, group.trial).notes or ["official split"]
-        same = {key: value for key, value in vars(config).items() if key != "lr"}
-        training = describe_training(same, not group.setup.pretrained, group.setup.start)
-        return [
-            "; ".join([DATASETS[condition.dataset].title, *notes]),
+        trained = dict.fromkeys(bench.describe(candidate) for candidate, _ in group.jobs)
+        lines = [
+            "; ".join([DATASETS[condition.dataset].title, *self.datasets.open(condition, group.trial).notes]),
             "; ".join(images),
             f"tested: {condition.describe_selection()}",
-            f"{training}{rows}",
+            *(f"trained: {line}" for line in trained),
         ]
+        if start is not None:
+            among = " on the labelled images" if start.labelled_only else ""
+            rows = "; ".join(row.name for row in group.rows)
+            lines.append(f"{rows}: from the weights of {start.method} after {counted(start.epochs, 'epoch')}{among}")
+        return lines
 
     def result(self, missing: Mapping[str, UserError]) -> Reproduction:
         """The numbers of all finished runs, and how they were measured."""
@@ -437,36 +438,6 @@ class _TableRun:
         ]
 
 
-def _describe_labels(group: RunGroup, condition_name: str) -> str:
-    """The labels that training sees under a condition, with the rows that have their own label mask."""
-    rows: dict[LabelMask, list[str]] = {}
-    own: dict[LabelMask, list[str]] = {}
-    for (_, mask), cells in group.jobs.items():
-        for row, condition in cells:
-            if condition.name == condition_name:
-                (rows if row.mask_for(condition) is None else own).setdefault(mask, []).append(row.name)
-    text = [describe_masks(list(rows))] if rows else []
-    text += [f"{describe_masks([mask])} ({', '.join(names)})" for mask, names in own.items() if mask not in rows]
-    if any(mask.protocol for mask in (*rows, *own)):
-        text.append("drawn anew with every seed")
-    return f"labels that training sees: {'; '.join(text)}"
-
-
 def _describe_run(run: CellRun) -> str:
     trial = f", trial {run.trial + 1}" if run.trial else ""
     return f"{run.row}, {run.condition}{trial}, {describe_masks([run.mask])}, seed {run.seed}"
-
-
-class _TaskOffset(CallbackList):
-    """Numbers the tasks of one group within all groups; the time left is known only in the last group."""
-
-    def __init__(self, callback: Callback, before: int, total: int) -> None:
-        super().__init__(callback)
-        self.before, self.total = before, total
-
-    def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
-        seconds_left = seconds_left if self.before + total == self.total else None
-        super().on_task_start(task, self.before + number, self.total, seconds_left)
-
-    def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
-        super().on_task_end(task, outcome, self.before + number, self.total)
