@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.report import svg
-from halflabel.report.curves import reliability
 from halflabel.report.labels_page import STATES
 from halflabel.report.layout import Section, limit
 from halflabel.report.run_facts import HeldOutResults
-from halflabel.report.svg import Series, figure
+from halflabel.report.svg import figure
 from halflabel.system.format import decimal, group_digits, percent, points, shorten
 from halflabel.system.html import Html, el, join, render
 
-OTHER_COLUMNS = 6  # columns of the log that are drawn beside the standard ones
-_STANDARD = {"epoch", "loss", "lr", "images_per_s", "seconds", "mAP", "assumed_mAP", "select"}
-_RATES = {
-    "label_proportion": "share labelled",
-    "tp_rate": "TP rate",
-    "tn_rate": "TN rate",
-    "accuracy": "accuracy",
+MOST_COLUMNS = 9  # of the log that are drawn
+_NOT_DRAWN = {"epoch", "lr", "images_per_s", "seconds", "select"}
+_CAPTIONS = {
+    "loss": ("Training loss", "what training minimises; losses of different methods cannot be compared"),
+    "mAP": ("mAP of the held-out images", "over known entries; the model is that of the best epoch"),
+    "assumed_mAP": (
+        "mAP of the held-out images",
+        "unknown counted as absent: nothing is known to be absent, and epochs must be ranked by something",
+    ),
+    "label_proportion": ("Share labelled", "of all training entries, those that are known or have a pseudo-label"),
+    "tp_rate": ("TP rate", "of the pseudo-labels, against the hidden truth"),
+    "tn_rate": ("TN rate", "of the pseudo-labels, against the hidden truth"),
 }
 _STEPS = 100  # of the threshold slider
 _SLIDER_CLASSES = 200
@@ -36,37 +40,16 @@ def training_section(log: Sequence[dict[str, Any]]) -> Section | None:
         return _strength_section(log) if len(log) > 1 else None
     if not log:
         return None
-    loss = _column(log, "loss")
-    assumed = any("assumed_mAP" in line for line in log)
-    validation = _column(log, "assumed_mAP" if assumed else "mAP")
-    has_validation = bool(np.isfinite(validation).any())
-    caption = "what training minimises; losses of different methods cannot be compared"
-    caption += ", and with this method the loss may be below 0" if bool((loss < 0).any()) else ""
-    panels = [_chart("Training loss", log, {"loss": loss}, caption, "loss")]
-    if has_validation:
-        best = int(np.nanargmax(validation))
-        caption = "over known entries; the model is that of the best epoch"
-        if assumed:
-            caption = "unknown counted as absent: nothing is known to be absent, and epochs must be ranked by something"
-        mark = (float(log[best]["epoch"]), f"best: {points(validation[best])}")
-        columns, title = {"mAP": 100 * validation}, "mAP of the held-out images"
-        panels.append(_chart(title, log, columns, caption, "mAP", mark=mark, value_format=".1f"))
-    rates = {title: values for key, title in _RATES.items() if np.isfinite(values := _column(log, key)).any()}
-    if rates:
-        caption = "share of all training entries that are known or have a pseudo-label"
-        caption += "; rates of the pseudo-labels against the hidden truth" if len(rates) > 1 else ""
-        panels.append(_chart("Pseudo-labels of the method", log, rates, caption, "share", y_range=(0, 1)))
-    others = [key for key in dict.fromkeys(key for line in log for key in line) if key not in {*_STANDARD, *_RATES}]
-    for key in others[:OTHER_COLUMNS]:
-        title, values = shorten(key.replace("_", " "), 40), _column(log, key)
-        if np.isfinite(values).any():
-            panels.append(_chart(title, log, {title: values}))
-    lost = int((~np.isfinite(loss)).sum())
+    columns = dict.fromkeys([*_CAPTIONS, *(key for line in log for key in line if key not in _NOT_DRAWN)])
+    values = {key: column for key in columns if np.isfinite(column := _column(log, key)).any()}
+    panels = [_chart(key, log, column) for key, column in list(values.items())[:MOST_COLUMNS]]
+    lost = int((~np.isfinite(_column(log, "loss"))).sum())
+    measured = " mAP: held-out images, after each epoch." if values.keys() & {"mAP", "assumed_mAP"} else ""
     return Section(
         *("learning", "Learning", "How it learned"),
-        on="Loss: training images." + (" mAP: held-out images, after each epoch." if has_validation else ""),
+        on=f"Loss: training images.{measured}",
         warning=f"Epochs in which the loss was not a finite number: {group_digits(lost)}." if lost else "",
-        limits=limit(OTHER_COLUMNS, len(others), "of what the method logged are drawn; log.csv holds all", "columns"),
+        limits=limit(MOST_COLUMNS, len(values), "of what was logged are drawn; log.csv holds all", "columns"),
         panels=panels,
     )
 
@@ -77,10 +60,11 @@ def _strength_section(log: Sequence[dict[str, Any]]) -> Section:
     strengths, quality = np.array(tried).T
     best = strengths[quality.argmax()]
     chart = svg.line_chart(
-        [Series("out-of-fold mAP", np.log10(strengths), quality)],
+        "out-of-fold mAP",
+        np.log10(strengths),
+        quality,
         alt=f"Out-of-fold mAP by regularisation strength, best at {best:g}",
         labels=("log10 of the strength", "mAP"),
-        x_range=(float(np.log10(strengths[0])), float(np.log10(strengths[-1]))),
     )
     return Section(
         *("learning", "Learning", "How it learned"),
@@ -96,30 +80,23 @@ def _column(log: Sequence[dict[str, Any]], key: str) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else float(value) for value in values])
 
 
-def _chart(
-    title: str,
-    log: Sequence[dict[str, Any]],
-    columns: Mapping[str, NDArray[np.float64]],
-    caption: str = "",
-    y_label: str = "",
-    **options: Any,
-) -> Html:
-    """Draw named columns of the log over the epochs, several with a legend."""
-    epochs = _column(log, "epoch")
-    series = [Series(name, epochs, values, shade) for shade, (name, values) in enumerate(columns.items(), start=1)]
-    last = [(line.name, line.y[np.isfinite(line.y)][-1:]) for line in series]
-    alt = f"{title} over {len(log)} epochs, at last: " + ", ".join(f"{name} {v:.4g}" for name, end in last for v in end)
-    ends = float(epochs[0]), float(epochs[-1])
-    chart = svg.line_chart(series, alt=alt, labels=("epoch", y_label), x_range=ends, **options)
-    legend = [(f"f{line.shade}", line.name) for line in series]
-    return figure(chart, title, caption, legend if len(legend) > 1 else ())
+def _chart(key: str, log: Sequence[dict[str, Any]], values: NDArray[np.float64]) -> Html:
+    """Draw a column of the log over the epochs."""
+    title, caption = _CAPTIONS.get(key, (shorten(key.replace("_", " "), 40), ""))
+    epochs, mark, scale = _column(log, "epoch"), None, 1
+    if key in ("mAP", "assumed_mAP"):
+        best, scale = int(np.nanargmax(values)), 100
+        mark = (float(epochs[best]), f"best: {points(values[best])}")
+    alt = f"{title} over {len(log)} epochs, at last {scale * values[np.isfinite(values)][-1]:.4g}"
+    chart = svg.line_chart(title, epochs, scale * values, alt=alt, labels=("epoch", ""), mark=mark)
+    return figure(chart, title, caption)
 
 
 def score_section(results: HeldOutResults) -> Section:
     """Draw the calibration of the scores, and histograms of the scores of known and unknown entries."""
     ece = results.overall.get("ECE", np.nan)
     alt = f"Share present against mean score in ten bins; calibration error {decimal(ece)}"
-    chart = svg.reliability_diagram(reliability(results.scores, results.labels), alt=alt)
+    chart = svg.reliability_diagram(svg.reliability(results.scores, results.labels), alt=alt)
     meaning = "On the dashed line scores are calibrated: of all entries scored 0.8, 80 % are present"
     panels = [figure(chart, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")]
     edges, rows = np.linspace(0, 1, 21), []

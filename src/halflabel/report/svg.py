@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.report.curves import Reliability, thin
 from halflabel.system.format import group_digits, points, shorten
 from halflabel.system.html import Html, el, join
+from halflabel.system.intervals import wilson
 
 
 def padded_range(*values: NDArray[Any]) -> tuple[float, float]:
@@ -77,6 +77,7 @@ WIDTH = 340
 ROW_HEIGHT = 18  # of charts with one row per class
 NAME_WIDTH = 118  # left of the plot, for class names
 _NAME_LETTERS = 18  # that fit into NAME_WIDTH
+_MOST_POINTS = 200  # of a line
 _HIT_RADIUS = 5  # of the invisible circles that show values of a curve
 _TOP = 24  # top of a plot, below the label of its y axis
 _LOW, _MIDDLE, _TALL = 144, 204, 244  # heights of charts
@@ -105,42 +106,29 @@ def figure(chart: Html, title: str, caption: object = None, legend: Sequence[tup
 
 
 def line_chart(
-    series: Sequence[Series],
+    name: str,
+    x_values: NDArray[Any],
+    y_values: NDArray[Any],
     *,
     alt: str,
     labels: tuple[str, str],
-    x_range: tuple[float, float] | None = None,
-    y_range: tuple[float, float] | None = None,
     mark: tuple[float, str] | None = None,
-    value_format: str = ".4g",
 ) -> Html:
-    """Draw lines over integers such as epochs; points that are not finite are skipped.
+    """Draw a line over integers such as epochs; points that are not finite are skipped.
 
-    `labels` are those of the axes x and y. `mark` is an x to highlight, with a note; `value_format` is the format of
-    values in tooltips.
+    `labels` are those of the axes x and y. `mark` is an x to highlight, with a note.
     """
-    drawn = []
-    for line in series:
-        finite = np.isfinite(line.y)
-        thinned = thin(line.x[finite].astype(np.float64), line.y[finite].astype(np.float64), 200)
-        drawn.append(Series(line.name, *thinned, line.shade))
-    drawn = [line for line in drawn if len(line.x)]
-    if not drawn:
-        return el("p", "nothing to draw", class_="none")
-    xs, ys = (np.concatenate([line[part] for line in drawn]) for part in (1, 2))
-    low, high = y_range or (float(ys.min()), float(ys.max()))
-    first, last = x_range or (float(xs.min()), float(xs.max()))
-    are_counts = y_range is None and bool((ys == np.rint(ys)).all())
-    x = Axis(first, last, 46, WIDTH - 10, round_ticks(first, last, integers=True))
-    y = Axis(low, high, _MIDDLE - 34, _TOP, round_ticks(low, high, integers=True) if are_counts else ())
-    parts = [_frame(x, y, labels)]
-    if mark is not None:
-        parts.append(_mark(x, y, *mark))
-    for line in drawn:
-        parts.append(el("polyline", points=_path(x, y, zip(line.x, line.y, strict=True)), class_=f"line s{line.shade}"))
-        radius, css = (2.5, f"f{line.shade}") if len(line.x) <= 30 else (_HIT_RADIUS, "hit")
-        for a, b in list(zip(line.x, line.y, strict=True))[:: -(-len(line.x) // 40)]:
-            parts.append(_circle(x(a), y(b), radius, css, f"{line.name} {b:{value_format}} at {a:g}"))
+    finite = np.flatnonzero(np.isfinite(y_values))
+    at = finite[np.unique(np.linspace(0, len(finite) - 1, _MOST_POINTS).astype(int))]
+    ends, low, high = (float(x_values.min()), float(x_values.max())), y_values[at].min(), y_values[at].max()
+    are_counts = bool((y_values[at] == np.rint(y_values[at])).all())
+    x = Axis(*ends, 46, WIDTH - 10, round_ticks(*ends, integers=True))
+    y = Axis(float(low), float(high), _MIDDLE - 34, _TOP, round_ticks(low, high, integers=True) if are_counts else ())
+    places = list(zip(x_values[at].tolist(), y_values[at].tolist(), strict=True))
+    parts = [_frame(x, y, labels), *([_mark(x, y, *mark)] if mark is not None else [])]
+    parts.append(el("polyline", points=_path(x, y, places), class_="line s1"))
+    radius, css = (2.5, "f1") if len(places) <= 30 else (_HIT_RADIUS, "hit")
+    parts += [_circle(x(a), y(b), radius, css, f"{name} {b:.4g} at {a:g}") for a, b in places[:: -(-len(places) // 40)]]
     return _svg(parts, WIDTH, _MIDDLE, alt)
 
 
@@ -254,6 +242,29 @@ def interval_lines(
             parts.append(_line(a, y(down), a, y(up), f"s{line.shade}", stroke_opacity=0.5))
             parts.append(_circle(a, b, 3, f"f{line.shade}", tip))
     return _svg(parts, WIDTH, _TALL, alt)
+
+
+class Reliability(NamedTuple):
+    """Per bin of score: entries, mean score, share present and its 95 % interval; NaN where a bin is empty."""
+
+    entries: NDArray[np.int64]  # (bins,)
+    score: NDArray[np.float64]
+    present: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def reliability(scores: NDArray[Any], labels: NDArray[Any], bins: int = 10) -> Reliability:
+    """Compute mean score and share present over known entries, in equal bins of score; scores, labels: (N, C).
+
+    The interval is Wilson's, which assumes independent entries; entries of one image are not quite independent.
+    """
+    known = labels != 0
+    score, present = scores[known].astype(np.float64), labels[known] > 0
+    number = np.minimum((score * bins).astype(np.int64), bins - 1)
+    entries, score_sum, hits = (np.bincount(number, weight, bins) for weight in (None, score, present))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return Reliability(entries, score_sum / entries, hits / entries, *wilson(hits, entries))
 
 
 def reliability_diagram(bins: Reliability, *, alt: str) -> Html:
