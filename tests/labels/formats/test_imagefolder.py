@@ -1,9 +1,8 @@
-"""Hugging Face ImageFolder: golden folders, round trips, images missing in the metadata, and every fault."""
+"""Hugging Face ImageFolder: golden folders, round trips, and every fault."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -113,28 +112,6 @@ def test_audit_of_columns() -> None:
         ("false", "absent", 1),
         ("true", "present", 1),
     ]
-
-
-def test_images_the_metadata_forgets_are_added(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    shutil.copytree(GOLDEN / "jsonl", folder)
-    for name in (
-        "0001.png",
-        "sub/0002.png",
-        "sub/new.JPG",
-        "00.webp",
-        "notes.txt",
-        "other/metadata.csv",
-        "other/z.png",
-    ):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).touch()
-    result = imagefolder.read(folder, Policy())
-    assert list(result.rows.images) == ["0001.png", "sub/0002.png", "a, b.png", "00.webp", "sub/new.JPG"]
-    assert result.table().dense().tolist() == [*COLUMNS, [0, 0, 0], [0, 0, 0]]
-    assert any(note.startswith("2 images in the folder are not in the metadata") for note in result.audit.notes)
-    assert "1 of 3 images in the metadata are not in the folder" in result.audit.notes
-    assert len(imagefolder.read(folder / "metadata.jsonl", Policy()).rows.images) == 3
 
 
 def test_minus_one_is_never_guessed(tmp_path: Path) -> None:

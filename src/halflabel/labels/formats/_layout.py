@@ -89,44 +89,44 @@ class Column:
 
     @cached_property
     def kind(self) -> str:
-        """The word for what the cells are, one of the keys of _KINDS."""
+        """The word for what the cells are."""
         lower = {cell.lower() for cell in self.distinct}
         if not lower:
-            return "blank"
+            return "nothing"
         if sum(map(is_image_name, self.filled)) > 0.8 * len(self.filled):
-            return "image"
+            return "files"
         if all(map(FILE_CELL.fullmatch, self.distinct)):
-            return "address"
+            return "addresses"
         if lower <= _SPLITS and (self.words & _SPLIT_WORDS or len(lower & {"train", "training", "test"})):
-            return "split"
+            return "splits"
         if self.words <= _SPLIT_FLAGS and lower <= _MARKS and "is" in self.words:
-            return "split"
+            return "splits"
         if self.words & _ABOUT:
             return "text"
         if (self.is_coordinate and (self.in_box or not lower <= _MARKS)) or self._is_outline():
-            return "coordinate"
+            return "coordinates"
         if self.is_counter and None not in map(number_of, self.distinct):
-            return "number"
+            return "numbers"
         if all(map(_VECTOR.fullmatch, lower)):
-            return "vector"
+            return "a number per class"
         if lower <= _MARKS:
             return "marks"
         numbers = [number_of(cell) for cell in self.distinct]
         odd = lower - _MARKS
         if None not in numbers:
             is_count = all(n == int(n) and 0 <= n <= _MOST_COUNT for n in numbers) and not lower.isdisjoint(ZERO)  # type: ignore[arg-type]
-            return "count" if is_count else "number"
+            return "counts" if is_count else "numbers"
         is_word = any(len(cell) > 1 and _MEANINGS.get(cell) in ("present", "absent") for cell in lower)
         is_marked = not lower.isdisjoint(_NUMBER_MARKS) or (is_word and not self.is_label_named)
         if len(odd) <= _MOST_ODD_MARKS and is_marked and not any(re.search("[,;|]", cell) for cell in odd):
             return "marks"
         if all(map(_DATE.fullmatch, self.distinct)):
-            return "date"
+            return "dates"
         if all(cell[0] in "[({#" for cell in self.distinct):
-            return "list"
+            return "lists"
         if self.words & _TEXT_WORDS or self.is_prose:
             return "text"
-        return "list" if self.is_list else "category"
+        return "lists" if self.is_list else "words"
 
     @cached_property
     def is_coordinate(self) -> bool:
@@ -170,16 +170,16 @@ class Column:
         return is_unique and (self.words <= _ID_WORDS or (has_digits and not self.is_label_named and not self.is_list))
 
     @cached_property
-    def is_small(self) -> bool:
-        """Whether the cells may be counts of objects, beside other columns of counts."""
-        return self.is_whole and not self.is_counter and all(0 <= float(cell) <= _SMALL for cell in self.distinct)
-
-    @cached_property
-    def is_soft(self) -> bool:
-        """Whether the cells are marks and fractions, as where a class is not certain in some images."""
+    def may_be_marks(self) -> bool:
+        """Whether numbers may be marks: fractions beside 0 or 1, as where a class is not certain in some images."""
         numbers = [number for number in map(number_of, self.distinct) if number is not None]
         has_marks = not _NUMBER_MARKS.isdisjoint(self.distinct)
         return has_marks and not self.is_score and all(0 <= number <= 1 for number in numbers)
+
+    @cached_property
+    def may_be_counts(self) -> bool:
+        """Whether numbers may count objects, beside other columns of counts."""
+        return self.is_whole and not self.is_counter and all(0 <= float(cell) <= _SMALL for cell in self.distinct)
 
     @cached_property
     def is_sure(self) -> bool:
@@ -298,17 +298,17 @@ class Layout:
         usual = {name: rank for rank, name in enumerate(IMAGE_COLUMNS)}
 
         def rank(column: Column) -> tuple[int | bool, ...]:
-            is_file = column.kind in ("image", "address")
+            is_file = column.kind in ("files", "addresses")
             return (
                 column.name == self.policy.tag_column,
-                bool(column.words & _PARTS) or column.kind == "coordinate",
-                column.kind != "image",
-                column.kind != "address",
+                bool(column.words & _PARTS) or column.kind == "coordinates",
+                column.kind != "files",
+                column.kind != "addresses",
                 -len(column.distinct) * is_file,  # files of the same name are in several folders
                 usual.get(column.name.lower(), len(usual)),
                 not column.words & _IMAGE_WORDS,
                 not column.words & _ID_WORDS or column.is_label_named,
-                column.kind in ("marks", "list", "split", "blank"),
+                column.kind in ("marks", "lists", "splits", "nothing"),
                 -len(column.distinct),
             )
 
@@ -324,21 +324,16 @@ class Layout:
         """The columns of classes; a blank one is a class beside others."""
         accepted = {"marks"}
         if not any(c.kind == "marks" and _NUMBER_MARKS.isdisjoint(c.distinct) for c in self.others):
-            accepted.add("count")
-        if any(c.kind in accepted for c in self.others) or all(
-            c.kind == "blank" and not c.is_label_named for c in self.others
-        ):
-            accepted.add("blank")
-        has_counts, has_marks = (any(c.kind == kind for c in self.others) for kind in ("count", "marks"))
-        marks = [
-            c
-            for c in self.others
-            if c.kind in accepted
-            or (c.kind == "number" and ((has_counts and c.is_small) or (has_marks and c.is_soft)))  # the reader asks
-        ]
-        ticks = [
-            c for c in self.others if c.kind == "category" and len(c.distinct) == 1 and len(c.filled) < len(c.cells)
-        ]
+            accepted.add("counts")
+        kinds = {c.kind for c in self.others}
+        if accepted & kinds or all(c.kind == "nothing" and not c.is_label_named for c in self.others):
+            accepted.add("nothing")
+        numbers = [c for c in self.others if c.kind == "numbers"]  # of which the reader asks
+        asked = [c for c in numbers if "counts" in kinds and c.may_be_counts]
+        asked += [c for c in numbers if "marks" in kinds and c.may_be_marks]
+        marks = [c for c in self.others if c.kind in accepted or c in asked]
+        words = [c for c in self.others if c.kind == "words"]
+        ticks = [c for c in words if len(c.distinct) == 1 and len(c.filled) < len(c.cells)]
         if not marks and len(ticks) > 1 and len({*itertools.chain(*(c.distinct for c in ticks))}) == 1:
             return ticks  # such as *, of which the reader asks
         return marks
@@ -346,15 +341,15 @@ class Layout:
     @cached_property
     def listed(self) -> list[Column]:
         """The columns that name classes: those with a usual name, else lists, else any that repeats words."""
-        words = [c for c in self.others if c.kind in ("list", "category") and not c.words & _NOT_LABEL_WORDS]
+        words = [c for c in self.others if c.kind in ("lists", "words") and not c.words & _NOT_LABEL_WORDS]
         words = [c for c in words if not c.is_name]
         words.sort(key=_likeness)
-        words = [c for c in words if not c.words & _COUNTERS or c.kind == "list"] or words
-        lists = [c for c in words if c.kind == "list"]
+        words = [c for c in words if not c.words & _COUNTERS or c.kind == "lists"] or words
+        lists = [c for c in words if c.kind == "lists"]
         is_only = not self.has_header and len(self.others) == 1  # then the lines are images and classes
-        numbers = [c for c in self.others if c.kind in ("count", "number") and c.is_whole]
+        numbers = [c for c in self.others if c.kind in ("counts", "numbers") and c.is_whole]
         numbers = [c for c in numbers if c.is_label_named or is_only]
-        blank = [c for c in self.others if c.kind == "blank" and c.is_label_named and not self.marks]
+        blank = [c for c in self.others if c.kind == "nothing" and c.is_label_named and not self.marks]
         return _without_codes([c for c in words if c.is_label_named] or blank or lists or words or numbers)
 
     def readings(self, format: str) -> list[Reading]:
@@ -382,26 +377,26 @@ class Layout:
             raise self._no_labels()
         several = len(listed) + bool(marks) > 1
         readings = []
-        unused = [c.name for c in marks if c.kind != "blank"]
+        unused = [c.name for c in marks if c.kind != "nothing"]
         if marks:
             names = ", ".join(c.name for c in marks[:3]) + ", …" * (len(marks) > 3)
             among = set(marks)
-            ignored = [c.name for c in self.others if c not in among and not c.is_score and c.kind != "split"]
+            ignored = [c.name for c in self.others if c not in among and not c.is_score and c.kind != "splits"]
             stated = [("format", "wide"), *(("ignore", name) for name in ignored)] if listed else []
             readings.append(Reading("wide", self._policy(ignored)).but(f"classes {names}" * several, *stated))
         lists = [each for column in listed for each in self._list_readings(column, format, several, unused)]
         sure = [c for c in marks if c.is_sure]
         readings = [*readings, *lists] if len(sure) > 1 and 2 * len(sure) >= len(unused) else [*lists, *readings]
-        for split in [c for c in self.others if c.kind == "split"]:
+        for split in [c for c in self.others if c.kind == "splits"]:
             readings = [each for reading in readings for each in self._split_readings(reading, split.name)]
         return readings
 
     def _choose_form(self, listed: list[Column], marks: list[Column]) -> tuple[list[Column], list[Column]]:
         """What is left if columns of marks and columns that name classes are in one table."""
-        filled = [c for c in marks if c.kind != "blank"]
-        if listed[0].kind in ("count", "number"):  # numbers of classes, if nothing else says what is in the image
+        filled = [c for c in marks if c.kind != "nothing"]
+        if listed[0].kind in ("counts", "numbers"):  # numbers of classes, if nothing else says what is in the image
             return (listed, []) if set(filled) <= set(listed) else ([], marks)
-        named = [c for c in listed if c.is_label_named or c.kind == "list"]
+        named = [c for c in listed if c.is_label_named or c.kind == "lists"]
         said = [c for c in filled if c.is_sure and _NUMBER_MARKS.isdisjoint(c.distinct)]
         if named and len(said) == 1 and self._has_several(named[0]):
             message = f"{said[0].name!r} says {said[0].filled[0]!r} about the class in {named[0].name!r}, line by line"
@@ -443,12 +438,12 @@ class Layout:
         raise LabelError(message, "write the image and the class into columns: image,class,value", self.path)
 
     def _list_readings(self, column: Column, format: str, several: bool, unused: list[str]) -> list[Reading]:
-        ignored = [*(c.name for c in self.others if c.kind == "coordinate" and c.is_coordinate), *unused]
+        ignored = [*(c.name for c in self.others if c.kind == "coordinates" and c.is_coordinate), *unused]
         stated = [("tag_column", column.name)] if several else []
         stated += [("ignore", name) for name in unused]
         words = f"tags in {column.name}" * several
         as_tags = Reading("tags", self._policy(ignored)).but(words, *stated, tag_column=column.name)
-        if self.policy.separator is not None or column.kind not in ("list", "category"):
+        if self.policy.separator is not None or column.kind not in ("lists", "words"):
             return [as_tags]
         cells, marks = list(column.distinct), []
         try:
@@ -464,7 +459,7 @@ class Layout:
             stated = [] if several else [("tag_column", column.name)]
             many = {mark: "one tag per cell" if mark == "none" else "several tags per cell" for mark in marks}
             return [as_tags.but(words, *stated, ("separator", m), separator=m) for m, words in many.items()]
-        if format == "auto" and self._is_long(column) and column.kind != "list":
+        if format == "auto" and self._is_long(column) and column.kind != "lists":
             return [replace(as_tags, format="long", policy=self._policy(ignored))]
         return [as_tags]
 
@@ -488,7 +483,7 @@ class Layout:
 
     def _no_labels(self) -> LabelError:
         kinds = "; ".join(
-            f"{shorten_cell(c.name)!r}: {_KINDS[c.kind]}"
+            f"{shorten_cell(c.name)!r}: {c.kind}"
             + "".join(f" such as {shorten_cell(cell, 30)!r}" for cell in c.filled[:1])
             for c in self.others[:12]
         )
@@ -496,29 +491,12 @@ class Layout:
         if set(self.header) >= _ZOONIVERSE:
             message = "this is Zooniverse's export: a row is what one volunteer said about an image"
             return LabelError(message, "combine the answers of the volunteers: a table image,class,value", self.path)
-        numbers = [c for c in self.others if c.kind == "number" and c.is_whole and len(c.distinct) < len(c.filled)]
+        numbers = [c for c in self.others if c.kind == "numbers" and c.is_whole and len(c.distinct) < len(c.filled)]
         texts = [c.name for c in self.others if c in numbers or (c.kind == "text" and not c.is_prose and not numbers)]
         table = "write a column that names the classes, or a column per class with 1 and 0"
         offers = " or ".join(f"‹tag_column={name}›" for name in texts[:_MOST_ANSWERS])
         fix = f"add {offers} (if it names the classes)" if texts else table
         return LabelError(message, fix, self.path)
-
-
-_KINDS = {
-    "blank": "nothing",
-    "image": "files",
-    "address": "addresses",
-    "split": "splits",
-    "coordinate": "coordinates",
-    "marks": "marks",
-    "count": "counts",
-    "number": "numbers",
-    "vector": "a number per class",
-    "date": "dates",
-    "text": "text",
-    "list": "lists",
-    "category": "words",
-}
 
 
 def _classes_of(column: Column) -> set[str]:

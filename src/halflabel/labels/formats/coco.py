@@ -62,22 +62,14 @@ def records(path: Path, is_lvis: bool) -> Iterator[ImageRecord | Note | str]:
             counts.update(key for key in ("iscrowd", "ignore") if part[key].value == 1)
     yield from classes.values()
     for (number, labels), node in zip(present.items(), images, strict=True):
-        lists = {
-            key: node[key].list() if key in node.value else [] for key in (NEGATIVE, "not_exhaustive_category_ids")
-        }
-        absent, partial = ({class_of(each): None for each in of_image} for of_image in lists.values())
-        with_box = sum(name in partial for name in {label.name for label in labels})
-        counts.update(empty=not labels, with_box=with_box, without_box=len(partial) - with_box)
-        name = Node(image_names[number], path)
-        yield ImageRecord(name, [*(Label(each, NEGATIVE, -1) for each in absent), *labels])
+        listed = node[NEGATIVE].list() if NEGATIVE in node.value else []
+        absent = [Label(name, NEGATIVE, -1) for name in dict.fromkeys(map(class_of, listed))]
+        counts["empty"] += not labels
+        yield ImageRecord(Node(image_names[number], path), [*absent, *labels])
     if not is_lvis:
         yield Note(counts["empty"], "images have no annotation: nothing in them, or not finished?")
     yield Note(counts["iscrowd"], "annotations are crowds (iscrowd): counted as present")
     yield Note(counts["ignore"], "annotations are to be ignored (ignore): counted as present")
-    yield Note(
-        counts["with_box"], "entries are not exhaustive: some instances have no box, they are present all the same"
-    )
-    yield Note(counts["without_box"], "entries are marked not exhaustive but have no box: ignored")
 
 
 read = RecordFormat(

@@ -7,7 +7,6 @@ or `negatives`, may name the absent classes.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +21,8 @@ from halflabel.labels.formats._sheets import CsvTable, open_sheet, parquet_colum
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.wide import decode_columns
 from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy
-from halflabel.system.files import atomic_write, is_utf8
+from halflabel.system.files import atomic_write
 
 USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding", "repeats")
 keeps_provenance = keeps_no_provenance
@@ -32,11 +30,6 @@ keeps_provenance = keeps_no_provenance
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 IMAGE_COLUMN = "file_name"
 ABSENT_COLUMNS = ("absent", "negatives")
-
-_IMAGE_ENDINGS = frozenset(
-    {".apng", ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"}
-    | {".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
-)
 
 
 def sniff(path: Path) -> bool:
@@ -51,12 +44,11 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the metadata, and from a folder also the images missing in it: Hugging Face would drop those silently."""
+    """Read a list of classes per image, or a column per class; CSV as tags where it has lists."""
     file = _metadata_file(path)
     if file.suffix == ".csv" and table_form(file) == "tags":
         policy.check(tags.USES, "imagefolder, with a column of tags")
-        rows, audit = tags.read(file, policy)
-        return LabelImport(_add_missing_images(rows, path, audit) if path.is_dir() else rows, audit)
+        return tags.read(file, policy)
     if file.suffix not in (".csv", ".jsonl", ".parquet"):
         raise LabelError("metadata files are .csv, .jsonl or .parquet", "name such a file, or its folder", file)
     metadata = JsonLines(file, policy.encoding) if file.suffix == ".jsonl" else open_sheet(file, policy.encoding)
@@ -85,7 +77,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         audit = Audit("imagefolder", [str(file)])
         rows = decode_columns(metadata, IMAGE_COLUMN, columns, policy, audit)
     audit.note_names("columns ignored", policy.ignore)
-    return LabelImport(_add_missing_images(rows, path, audit) if path.is_dir() else rows, audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Labels, path: Path) -> None:
@@ -148,32 +140,3 @@ def _refuse_multi_hot(metadata: CsvTable, name: str, of_images: list[list[str] |
         message = "the list holds one value per class, not the names of classes"
         fix = "write one column per class, or the names of those present"
         raise metadata.error(message, fix, row=twice, column=name)
-
-
-def _add_missing_images(rows: Labels, folder: Path, audit: Audit) -> Labels:
-    listed = {os.path.normpath(name) for name in rows.images}
-    on_disk, unreadable = _find_images(folder)
-    unlisted_images = sorted(name for name in on_disk if os.path.normpath(name) not in listed)
-    note = "images in the folder are not in the metadata (Hugging Face drops such images): added, with nothing known"
-    audit.note_count(len(unlisted_images), note)
-    missing = len(listed - {os.path.normpath(name) for name in on_disk})
-    audit.note_count(missing, f"of {len(rows.images)} images in the metadata are not in the folder")
-    audit.note_count(unreadable, "images have a file name that is not Unicode: left out")
-    return rows.with_images(Names(unlisted_images))
-
-
-def _find_images(folder: Path) -> tuple[list[str], int]:
-    """Image files below a folder, with `/`; a subfolder with its own metadata is another data set."""
-    images, unreadable = [], 0
-    for current, folders, files in os.walk(folder):
-        if current != str(folder) and any(name in files for name in METADATA_FILES):
-            folders.clear()
-            continue
-        for name in files:
-            if os.path.splitext(name)[1].lower() in _IMAGE_ENDINGS:
-                relative = (Path(current) / name).relative_to(folder).as_posix()
-                if is_utf8(relative):
-                    images.append(relative)
-                else:
-                    unreadable += 1
-    return images, unreadable

@@ -1,7 +1,7 @@
 """LVIS JSON: COCO plus, per image, the classes that were looked for and not found (`neg_category_ids`).
 
-A box means present, the negative list absent, and every other class is unknown. `not_exhaustive_category_ids` means
-that not every instance has a box; the class is present all the same.
+A box means present, the negative list absent, and every other class is unknown; `not_exhaustive_category_ids` says
+nothing about that.
 """
 
 from __future__ import annotations
