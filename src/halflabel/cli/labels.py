@@ -180,7 +180,7 @@ def convert(
         safe_images, safe_classes = (label_names.Names(map(safe_name, part)) for part in (rows.images, rows.classes))
         rows = replace(rows, images=safe_images, classes=safe_classes, sources=tuple(map(safe_name, rows.sources)))
     if into is not None:
-        content = f": {'; '.join(formats.add_to_table(rows, into, out, **options).lines())}"
+        content = f": {'; '.join(add_to_table(rows, into, out, **options).lines())}"
     else:
         formats.write(rows, out, format=to, **options)
         content = f" as {to}"

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.labels import formats
+from halflabel.labels.formats._into import add_to_table
 from halflabel.labels.formats._unpack import unpack
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
@@ -70,7 +71,7 @@ CASES = {
 def test_what_a_table_lacks_is_added_in_its_own_style(tmp_path: Path, case: str) -> None:
     before, after = CASES[case]
     (tmp_path / "mine.csv").write_bytes(before.encode())
-    added = formats.add_to_table(labels(a="dog,cat", b="cat"), tmp_path / "mine.csv", tmp_path / "out.csv")
+    added = add_to_table(labels(a="dog,cat", b="cat"), tmp_path / "mine.csv", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_bytes().decode() == after
     assert added.labels == 2
 
@@ -78,14 +79,14 @@ def test_what_a_table_lacks_is_added_in_its_own_style(tmp_path: Path, case: str)
 @pytest.mark.parametrize("case", CASES)
 def test_without_new_labels_every_byte_stays(tmp_path: Path, case: str) -> None:
     (tmp_path / "mine.csv").write_bytes(CASES[case][1].encode())
-    added = formats.add_to_table(labels(a="dog,cat", b="cat"), tmp_path / "mine.csv", tmp_path / "out.csv")
+    added = add_to_table(labels(a="dog,cat", b="cat"), tmp_path / "mine.csv", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_bytes() == CASES[case][1].encode()
     assert added.labels == 0
 
 
 def add(tmp_path: Path, table: str, new: Labels) -> tuple[str, list[str]]:
     (tmp_path / "mine.csv").write_bytes(table.encode())
-    added = formats.add_to_table(new, tmp_path / "mine.csv", tmp_path / "out.csv")
+    added = add_to_table(new, tmp_path / "mine.csv", tmp_path / "out.csv")
     return (tmp_path / "out.csv").read_bytes().decode(), added.lines()
 
 
@@ -120,7 +121,7 @@ def test_images_that_the_table_lacks_come_last(tmp_path: Path) -> None:
 def test_other_encodings_stay(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_bytes("image,tags\na,Bär\nb,x\n".encode("latin-1"))
     (tmp_path / "mine.csv.policy.yaml").write_text("encoding: latin-1\n")
-    formats.add_to_table(labels(b="Bär"), tmp_path / "mine.csv", tmp_path / "out.csv")
+    add_to_table(labels(b="Bär"), tmp_path / "mine.csv", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_bytes() == 'image,tags\na,Bär\nb,"x, Bär"\n'.encode("latin-1")
 
 
@@ -136,7 +137,7 @@ def test_any_table_keeps_what_it_has_and_gets_what_it_lacks(
     known[0] = 1
     form = data.draw(st.sampled_from(["wide", "tags", "long"]))
     formats.write(Table.from_dense(known, names, classes), folder / "mine.csv", format=form)
-    formats.add_to_table(Table.from_dense(new, names, classes), folder / "mine.csv", folder / "out.csv")
+    add_to_table(Table.from_dense(new, names, classes), folder / "mine.csv", folder / "out.csv")
     policy = Policy(unlisted="unknown" if form == "tags" else None)
     back = formats.read(folder / "out.csv", policy).table()
     expected = np.where(known != 0, known, new)
@@ -157,7 +158,7 @@ def test_what_the_table_cannot_hold_is_refused_not_lost(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("image,tags\na,dog\n")
     unsure = Labels.build(Names("a"), Names(["cat"]), *np.array([[0], [0], [2]]))
     with pytest.raises(UserError, match="uncertain"):
-        formats.add_to_table(unsure, tmp_path / "mine.csv", tmp_path / "out.csv")
+        add_to_table(unsure, tmp_path / "mine.csv", tmp_path / "out.csv")
     formats.write(labels(a="cat"), tmp_path / "labels.csv")
     words = ["convert", str(tmp_path / "labels.csv"), str(tmp_path / "out.csv"), "--into", str(tmp_path / "mine.csv")]
     assert CliRunner().invoke(app, [*words, "--to", "wide"]).exit_code == 2
@@ -184,19 +185,19 @@ def test_a_workbook_keeps_all_but_the_cells_that_gain_a_label(
     with zipfile.ZipFile(table, "a") as archive:
         archive.writestr("xl/charts/chart1.xml", "<chart/>")
     (tmp_path / "table.xlsx.policy.yaml").write_text("unlisted: unknown\nzero: absent\nseparator: ;\n")
-    formats.add_to_table(labels(**{"a.jpg": "cat", "b.jpg": "cat"}), table, out)
+    add_to_table(labels(**{"a.jpg": "cat", "b.jpg": "cat"}), table, out)
     with zipfile.ZipFile(table) as old, zipfile.ZipFile(out) as new:
         assert old.namelist() == new.namelist()
         changed = [name for name in old.namelist() if old.read(name) != new.read(name)]
     assert changed == ["xl/worksheets/sheet1.xml"]
     assert unpack(out, None).path.read_text().replace('"', "").splitlines() == after
     with pytest.raises(UserError, match="would be a workbook"):
-        formats.add_to_table(labels(**{"a.jpg": "cat"}), table, tmp_path / "out.csv")
+        add_to_table(labels(**{"a.jpg": "cat"}), table, tmp_path / "out.csv")
 
 
 def test_the_table_itself_is_never_written(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("image,tags\na,dog;x\n")
     (tmp_path / "link.csv").symlink_to("table.csv")
     with pytest.raises(UserError, match="is the table itself"):
-        formats.add_to_table(labels(a="cat"), tmp_path / "table.csv", tmp_path / "link.csv")
+        add_to_table(labels(a="cat"), tmp_path / "table.csv", tmp_path / "link.csv")
     assert (tmp_path / "table.csv").read_text() == "image,tags\na,dog;x\n"

@@ -18,6 +18,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import LabelImport, ValueCount
 from halflabel.labels.formats import tags
+from halflabel.labels.formats._into import add_to_table
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
@@ -129,7 +130,7 @@ def test_spellings_of_a_tag_are_one_class_if_asked_for(file: Path, tmp_path: Pat
     if unlisted == "unknown":
         rows = imported.rows
         filled = rows.append(Labels.build(rows.images, rows.classes, *np.array([[2], [1], [1]])))
-        formats.add_to_table(filled, file, tmp_path / "out.csv")
+        add_to_table(filled, file, tmp_path / "out.csv")
         assert (tmp_path / "out.csv").read_text().splitlines()[3] == "c.jpg,Dog;Cat"  # as it was written
 
 

@@ -12,9 +12,8 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError
@@ -36,9 +35,6 @@ from halflabel.labels.policy import Policy, combine_stated, forget_stated
 from halflabel.labels.table import Table
 from halflabel.system.plugin_sources import remember
 from halflabel.system.remote import local_path
-
-if TYPE_CHECKING:
-    from halflabel.labels.formats._into import Added
 
 # Name -> description for users. Formats are detected in this order: specific ones before general ones.
 FORMATS = {
@@ -76,8 +72,12 @@ FORMATS = {
 }
 
 
-_TOOLS = {  # in the module annotation_tools
-    *("labelme", "via", "megadetector", "datumaro", "cvat", "labelbox", "sagemaker", "coco_results", "voc_xml", "kitti")
+_MODULES = {  # of formats that have none of their own
+    **dict.fromkeys(
+        ("labelme", "via", "megadetector", "datumaro", "cvat", "labelbox", "sagemaker"), "annotation_tools"
+    ),
+    **dict.fromkeys(("coco_results", "voc_xml", "kitti"), "annotation_tools"),
+    **dict.fromkeys(("chexpert", "nih_chestxray"), "chest_xrays"),
 }
 _COCO = re.compile('"(categories|category_id|caption)"')
 _PLUGIN_FORMATS: dict[str, tuple[str, ModuleType]] = {}  # of plugins: name -> description, module
@@ -112,7 +112,7 @@ def format_of(name: str) -> Any:
     if name in _PLUGIN_FORMATS:
         return _PLUGIN_FORMATS[name][1]
     name = name.replace("-", "_")
-    module = import_module(f"halflabel.labels.formats.{'annotation_tools' if name in _TOOLS else name}")
+    module = import_module(f"halflabel.labels.formats.{_MODULES.get(name, name)}")
     return getattr(module, name, module)
 
 
@@ -236,38 +236,6 @@ def _read(path: Path, policy: Policy, name: str, is_stated: bool) -> LabelImport
 
 def can_ignore_columns(path: Path, format: str = "auto") -> bool:
     return "ignore" in format_of(detect_format(path) if format == "auto" else format).USES
-
-
-def add_to_table(
-    labels: Labels | Table,
-    table: str | Path,
-    path: str | Path,
-    *,
-    without_sources: bool = False,
-    without_uncertain: bool = False,
-) -> Added:
-    """Write a copy of a table of tags, with a column per class or with a row per label, with the labels that it lacks.
-
-    Nothing is removed from it. Sources, scores and uncertain labels raise UserError unless their loss is accepted.
-    """
-    from halflabel.labels.formats._into import KINDS, add_to_copy
-
-    if Path(path).exists() and Path(path).samefile(table):
-        raise UserError(f"{path} is the table itself", "name another file: to undo, remove that one")
-    stated = combine_stated(Path(table), {})
-    kind = stated.pop("format", None) or detect_format(Path(table))
-    kind = table_form(Path(table), stated.get("encoding")) if kind == "wide" and "encoding" in stated else kind
-    if kind in ("long", "wide") and "tag_column" in stated:
-        kind = "tags"
-    if kind not in KINDS or Path(table).suffix.lower() in (".parquet", ".json", ".jsonl", ".ndjson"):
-        fix = "name a CSV file of tags, with a column per class, or with a row per label"
-        raise UserError(f"{table} is no table that labels can be added to ({kind})", fix)
-    rows = drop_uncertain(Labels.of(labels), kind, accepted=without_uncertain)
-    if not without_sources:
-        check_provenance(rows, np.zeros(len(rows), bool), kind)
-    added = add_to_copy(rows, Path(table), Path(path), kind, Policy(**stated))
-    forget_stated(Path(path))
-    return added
 
 
 def written_formats() -> list[str]:

@@ -15,20 +15,23 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 
 from halflabel.errors import LabelError, UserError
+from halflabel.labels import formats
 from halflabel.labels.formats import long, tags, wide
 from halflabel.labels.formats._csv import raw_records
+from halflabel.labels.formats._layout import table_form
 from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.formats._unpack import unpack
 from halflabel.labels.formats._workbook import is_workbook, write_changes
+from halflabel.labels.formats._write import check_provenance, drop_uncertain
 from halflabel.labels.labels import Labels
-from halflabel.labels.policy import Meaning, Policy, UndecidedValue, read_value
+from halflabel.labels.policy import Meaning, Policy, UndecidedValue, combine_stated, forget_stated, read_value
+from halflabel.labels.table import Table
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted
-
-KINDS = ("tags", "wide", "long")
 
 _MARK = re.compile(r"[,;|\r\n]")
 _Lists = dict[str, dict[str, int]]  # image -> class -> +1 or −1
@@ -48,34 +51,51 @@ class Added:
         return [f"{counted(self.labels, 'label')} added", *filter(None, (kept, *reasons))]
 
 
-def add_to_copy(rows: Labels, table: Path, path: Path, kind: str, policy: Policy) -> Added:
-    """Write a copy of `table`, of the form `kind`, with the known labels of `rows` that it lacks, in its own style.
+def add_to_table(
+    labels: Labels | Table, source: Path, path: Path, *, without_sources: bool = False, without_uncertain: bool = False
+) -> Added:
+    """Write a copy of a table of tags, with a column per class or with a row per label, with the labels that it lacks.
 
-    Rows, columns, order, encoding, line ends and separators stay. Images that the table lacks are added at the end.
-    In a copy of a workbook, all but these cells stays.
+    Rows, columns, order, encoding, line ends and separators stay, and in a workbook all but these cells. Images that the
+    table lacks are added at the end. Sources, scores and uncertain labels raise UserError unless their loss is accepted.
     """
-    source, split = table, policy.split
+    if path.exists() and path.samefile(source):
+        raise UserError(f"{path} is the table itself", "name another file: to undo, remove that one")
+    stated = combine_stated(source, {})
+    kind = stated.pop("format", None) or formats.detect_format(source)
+    kind = table_form(source, stated.get("encoding")) if kind == "wide" and "encoding" in stated else kind
+    if kind in ("long", "wide") and "tag_column" in stated:
+        kind = "tags"
+    add = {"tags": _add_tags, "wide": _add_cells, "long": _add_rows}.get(kind)
+    if add is None or source.suffix.lower() in (".parquet", ".json", ".jsonl", ".ndjson"):
+        fix = "name a CSV file of tags, with a column per class, or with a row per label"
+        raise UserError(f"{source} is no table that labels can be added to ({kind})", fix)
+    rows = drop_uncertain(Labels.of(labels), kind, accepted=without_uncertain)
+    if not without_sources:
+        check_provenance(rows, np.zeros(len(rows), bool), kind)
+    policy = Policy(**stated)
+    table, split = source, policy.split
     if is_workbook(source):
         if path.suffix.lower() != source.suffix.lower():
             raise UserError(f"{path.name} would be a workbook, as {source.name}", f"let it end in {source.suffix}")
-        table, policy = unpack(source, policy.split).path, replace(policy, split=None)
+        table, policy = unpack(source, split).path, replace(policy, split=None)
     if kind == "long":
         long.read(table, replace(policy, unlisted=policy.unlisted or "unknown"))  # asks what the table leaves open
         policy = replace(policy, minus_one=policy.minus_one or "absent", zero=policy.zero or "unknown")
     copy = _Copy(CsvTable(table, encoding=policy.encoding), policy, table.read_bytes())
-    labels = rows.training
+    known = rows.training
     wanted: _Lists = defaultdict(dict)
-    for image, column, value in zip(*labels.entries(), strict=True):
-        wanted[labels.images[image]][labels.classes[column]] = int(value)
+    for image, column, value in zip(*known.entries(), strict=True):
+        wanted[known.images[image]][known.classes[column]] = int(value)
     result = Added()
-    add = {"tags": _add_tags, "wide": _add_cells, "long": _add_rows}[kind]
     text = "".join(add(copy, wanted, result))
     if table != source:
         new = raw_records(text, copy.sheet.delimiter)
         write_changes(source, split, [fields for _, fields in copy.records()], [fields for _, fields in new], path)
-        return result
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(text.encode(copy.encoding))
+    else:
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(text.encode(copy.encoding))
+    forget_stated(path)
     return result
 
 
