@@ -33,6 +33,7 @@ from halflabel.labels import drop as protocols
 from halflabel.labels import formats, groups
 from halflabel.labels import names as label_names
 from halflabel.labels import table as tables
+from halflabel.labels.formats._into import add_to_table
 from halflabel.report import labels_page
 from halflabel.runs import crossfit
 from halflabel.system.files import cache_folder

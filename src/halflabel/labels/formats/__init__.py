@@ -73,10 +73,8 @@ FORMATS = {
 
 
 _MODULES = {  # of formats that have none of their own
-    **dict.fromkeys(
-        ("labelme", "via", "megadetector", "datumaro", "cvat", "labelbox", "sagemaker"), "annotation_tools"
-    ),
-    **dict.fromkeys(("coco_results", "voc_xml", "kitti"), "annotation_tools"),
+    **dict.fromkeys(("labelme", "via", "megadetector", "datumaro", "cvat"), "annotation_tools"),
+    **dict.fromkeys(("labelbox", "sagemaker", "coco_results", "voc_xml", "kitti"), "annotation_tools"),
     **dict.fromkeys(("chexpert", "nih_chestxray"), "chest_xrays"),
 }
 _COCO = re.compile('"(categories|category_id|caption)"')

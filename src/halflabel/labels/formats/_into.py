@@ -56,8 +56,8 @@ def add_to_table(
 ) -> Added:
     """Write a copy of a table of tags, with a column per class or with a row per label, with the labels that it lacks.
 
-    Rows, columns, order, encoding, line ends and separators stay, and in a workbook all but these cells. Images that the
-    table lacks are added at the end. Sources, scores and uncertain labels raise UserError unless their loss is accepted.
+    Rows, columns, order, encoding, line ends and separators stay, and in a workbook all but these cells. Other images
+    are added at the end. Sources, scores and uncertain labels raise UserError unless their loss is accepted.
     """
     if path.exists() and path.samefile(source):
         raise UserError(f"{path} is the table itself", "name another file: to undo, remove that one")

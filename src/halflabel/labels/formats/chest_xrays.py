@@ -48,8 +48,8 @@ def _read_nih(path: Path, policy: Policy) -> LabelImport:
     `No Finding` is a class of its own.
     """
     others = {*_columns(path)} - {"", _IMAGE, _FINDINGS, *policy.where}
-    stated = {"image_column": _IMAGE, "tag_column": _FINDINGS, "ignore": tuple(sorted(others)), "separator": "|"}
-    result = tags.read(path, replace(policy, unlisted=policy.unlisted or "absent", **stated))
+    stated = replace(policy, image_column=_IMAGE, tag_column=_FINDINGS, ignore=tuple(sorted(others)), separator="|")
+    result = tags.read(path, replace(stated, unlisted=policy.unlisted or "absent"))
     result.audit.format = "nih-chestxray"
     if "Patient ID" in others:
         result.audit.note("images of one patient look alike: train with ‹group=Patient ID›")
