@@ -54,7 +54,7 @@ def test_comma() -> None:
     assert (list(rows.images), list(rows.classes)) == (["0001.jpg", "0002.jpg", "0003.jpg"], ["dog", "cat"])
     assert rows.training.dense().tolist() == [[1, 1], [1, 0], [0, 0]]
     assert audit.value_counts == [ValueCount("in tags", "present", 3), ValueCount("not listed", "unknown", 3)]
-    assert audit.notes == ["tags split at ','", "nothing is listed for 1 images"]
+    assert audit.notes == ["tags split at ','", "1 images have no tags"]
     result = formats.read(path, ABSENT)
     assert result.table().dense().tolist() == [[1, 1], [1, -1], [-1, -1]]
     assert result.audit.value_counts == [ValueCount("in tags", "present", 3), ValueCount("not listed", "absent", 3)]

@@ -235,12 +235,6 @@ def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Generat
         raise LabelError(f"not CSV ({fault})", _FIX_QUOTES, path, line=line) from None
 
 
-def record_line(path: Path, number: int, delimiter: str, encoding: str = "utf-8") -> int:
-    """The line of a record, counted from 0 and with the header. Slow: reads the file again, for error messages."""
-    line, _ = next(islice(read_records(path, delimiter, encoding), number, None), (number + 1, []))
-    return line
-
-
 def csv_fault(path: Path, header: list[str], error: Exception, delimiter: str, encoding: str = "utf-8") -> LabelError:
     if not header:
         return LabelError("there are only blank lines", "export the labels again, with a header line", path)

@@ -36,12 +36,6 @@ class Entries:
         self._rows: list[tuple[int, int, int, int, float]] = []
         self._unknown: list[tuple[int, int]] = []
 
-    def add_image(self, name: str) -> None:
-        self.images.setdefault(name, len(self.images))
-
-    def add_class(self, name: str) -> None:
-        self.classes.setdefault(name, len(self.classes))
-
     def add(
         self, image: str, label: str, value: int | None, raw: str, source: str = "", score: float = math.nan
     ) -> None:

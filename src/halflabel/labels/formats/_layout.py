@@ -398,7 +398,8 @@ class Layout:
             return (listed, []) if set(filled) <= set(listed) else ([], marks)
         named = [c for c in listed if c.is_label_named or c.kind == "lists"]
         said = [c for c in filled if c.is_sure and _NUMBER_MARKS.isdisjoint(c.distinct)]
-        if named and len(said) == 1 and self._has_several(named[0]):
+        image = next((c.cells for c in self.columns if c.name == self.image), ())
+        if named and len(said) == 1 and len({*image}) < len({*zip(image, named[0].cells, strict=True)}):
             message = f"{said[0].name!r} says {said[0].filled[0]!r} about the class in {named[0].name!r}, line by line"
             fix = f"call the columns image, class and value, and leave out others than {self.image!r} and these"
             raise LabelError(message, fix, self.path, column=said[0].name)
@@ -413,11 +414,6 @@ class Layout:
         if not named or any(_classes_of(c) <= marked or _words_of(c) <= marked for c in named):
             return [], marks
         return named, marks
-
-    def _has_several(self, column: Column) -> bool:
-        """Whether an image is on several lines, with several classes."""
-        image = next((c.cells for c in self.columns if c.name == self.image), ())
-        return len({*image}) < len({*zip(image, column.cells, strict=True)})
 
     def _refuse_scores(self, listed: list[Column]) -> None:
         """Raise LabelError for a column of classes beside one of their scores, such as top1 and top1_prob."""
@@ -519,7 +515,7 @@ def _likeness(column: Column) -> tuple[bool, ...]:
         len(column.distinct) == 1 < len(column.filled),
         column.name.lower() not in tags.LIST_COLUMNS,
         column.name.lower() not in (*tags.LIST_COLUMNS, *tags.SINGULAR_NAMES),
-        not tags.holds_json(column.filled),
+        not any(re.match(tags.OBJECTS, cell) for cell in column.filled),
         "name" not in column.words,
     )
 

@@ -82,7 +82,7 @@ class RecordFormat:
         below = 0
         for name, record in images.items():
             for label in record.labels:
-                result.add_class(label.name)  # in the order of the file
+                result.classes.setdefault(label.name, len(result.classes))  # in the order of the file
             for (label_name, raw, value, source), score in labels[name].items():
                 is_below = score < threshold
                 below += is_below

@@ -10,6 +10,7 @@ import mmap
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -30,7 +31,7 @@ from halflabel.labels.formats._csv import (
     number_of,
     parse_float,
     read_beginning,
-    record_line,
+    read_records,
     wide_encoding,
 )
 from halflabel.labels.names import Names, first_duplicate
@@ -83,7 +84,9 @@ class CsvTable:
 
     def _line(self, row: int) -> int:
         """The line where a row of the file starts."""
-        return record_line(self.path, row + self.has_header, self.delimiter, self.encoding)
+        number = row + self.has_header
+        records = read_records(self.path, self.delimiter, self.encoding)  # slow: for error messages
+        return next(islice(records, number, None), (number + 1, []))[0]
 
     def check_columns(self, names: Iterable[str]) -> None:
         for name in names:

@@ -155,7 +155,8 @@ def _table_of_lines(path: Path, encoding: str) -> tuple[Iterator[Sequence[str]],
         above = counted + (are_marks and has_header)
         if not has_header or len(words[0]) == 2:
             texts = islice((line for line in read_lines(path, encoding) if line.strip()), above, None)
-            return (_fields(line, are_marks) for line in texts), -above
+            parts = (line.strip().partition("\t" if "\t" in line.strip() else " ") for line in texts)
+            return ((image, *(rest.split() if are_marks else [rest.strip()])) for image, _, rest in parts), -above
     return _lists_of_fields(path, lines, encoding)
 
 
@@ -181,11 +182,6 @@ def _titles(lines: list[str]) -> int:
     names = [cell.strip() for cell in records[count]]
     is_header = len({*names}) == columns and not any(map(_CELL.fullmatch, names))
     return count if count < _MOST_TITLES and is_header else 0
-
-
-def _fields(line: str, are_marks: bool) -> Sequence[str]:
-    image, _, labels = line.strip().partition(" " if "\t" not in line else "\t")
-    return (image, *labels.split()) if are_marks else (image, labels.strip())
 
 
 def _lists_of_fields(path: Path, lines: list[str], encoding: str) -> tuple[Iterator[Sequence[str]], int] | None:
@@ -245,12 +241,12 @@ def _rows(archive: zipfile.ZipFile, sheet: str, shared: Sequence[str]) -> Iterat
             yield from ([] for _ in range(line - number - 1))
             number, cells = line, dict[int, str]()
             for cell in row.iter(f"{_MAIN}c"):
-                cells[_position(cell.get("r", ""), len(cells))] = _text(cell, shared)
+                cells[column_position(cell.get("r", ""), len(cells))] = _text(cell, shared)
             row.clear()
             yield [cells.get(position, "") for position in range(max(cells, default=-1) + 1)]
 
 
-def _position(reference: str, default: int) -> int:
+def column_position(reference: str, default: int) -> int:
     position = 0
     for letter in re.sub(r"\d", "", reference):
         position = 26 * position + ord(letter) - 64

@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 from halflabel.errors import UserError
 from halflabel.labels.formats._csv import read_records
-from halflabel.labels.formats._unpack import sheet_member, unpack
+from halflabel.labels.formats._unpack import column_position, sheet_member, unpack
 from halflabel.system.files import atomic_write
 
 _ROW = re.compile(r"<row\b[^>]*?(?:/>|>.*?</row>)", re.DOTALL)
@@ -44,12 +44,9 @@ def write_changes(
             for item in archive.infolist():
                 data = archive.read(item)
                 copy.writestr(item, _change(data.decode(), changes).encode() if item.filename == member else data)
-        if _records(temporary, split) != [_trimmed(cells) for cells in new if any(cells)]:
+        written = read_records(unpack(temporary, split).path, ",")
+        if [_trimmed(fields) for _, fields in written] != [_trimmed(cells) for cells in new if any(cells)]:
             raise UserError(f"{table} cannot be changed in place", "save the sheet as a CSV file, and name that")
-
-
-def _records(path: Path, split: str | None) -> list[list[str]]:
-    return [_trimmed(fields) for _, fields in read_records(unpack(path, split).path, ",")]
 
 
 def _change(sheet: str, changes: dict[int, _Cells]) -> str:
@@ -74,7 +71,7 @@ def _change_row(row: str, number: int, cells: _Cells) -> str:
     found: dict[int, str] = {}
     for cell in _CELL.findall(row[start:end]):
         stated = re.match(r"<c\b[^>]*?\br=\"([A-Z]+)\d+\"", cell)
-        found[_column(stated[1]) if stated else max(found, default=-1) + 1] = cell
+        found[column_position(stated[1] if stated else "", max(found, default=-1) + 1)] = cell
     for column, text in cells.items():
         style = re.match(r"<c\b[^>]*?(\bs=\"\d+\")", found.get(column, ""))
         kept = f" {style[1]}" if style else ""
@@ -83,13 +80,6 @@ def _change_row(row: str, number: int, cells: _Cells) -> str:
         is_number = _NUMBER.fullmatch(text)
         found[column] = f"<c {name}><v>{text}</v></c>" if is_number else f'<c {name} t="inlineStr">{content}</c>'
     return row[:start] + "".join(found[column] for column in sorted(found)) + row[end:]
-
-
-def _column(letters: str) -> int:
-    number = 0
-    for letter in letters:
-        number = 26 * number + ord(letter) - 64
-    return number - 1
 
 
 def _letters(column: int) -> str:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.labels import UNLISTED_SOURCE, Labels
-from halflabel.labels.names import Names
 from halflabel.labels.table import UNCERTAIN, Table
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted
@@ -21,14 +20,6 @@ from halflabel.system.format import counted
 def check_names(rows: Labels) -> None:
     if "" in rows.images or "" in rows.classes:
         raise UserError("an image or a class has no name", "give every image and every class a name")
-
-
-def check_has_labels(names: Names, labelled: NDArray[Any], kind: str, fix: str) -> None:
-    """Raise UserError for a class or image whose number is not among those `labelled`: the file would not name it."""
-    has_labels = np.isin(np.arange(len(names)), labelled)
-    if not has_labels.all():
-        name = names[int(np.argmin(has_labels))]
-        raise UserError(f"the {kind} {name!r} has no known labels, so the file would not name it", fix)
 
 
 def check_provenance(rows: Labels, is_kept: NDArray[np.bool_], format: str) -> None:

@@ -91,20 +91,16 @@ def write(rows: Labels, path: Path) -> None:
             for k in holding[rows.value[holding] == sign].tolist():
                 listed = labels[keys[rows.image[k]]]
                 assert listed is not None
-                listed.append(_target(rows, k))
+                target: Record = {"label": int(rows.column[k])}
+                if not math.isnan(rows.score[k]):
+                    target["confidence"] = shortest_float(rows.score[k])
+                if source := rows.sources[rows.source[k]]:
+                    target["attributes"] = {"source": source}
+                listed.append(target)
             content = {"classes": list(rows.classes), "labels": labels}
             if keys != names:
                 content["file_names"] = dict(zip(keys, names, strict=True))
             write_compact_json(folder / file, content)
-
-
-def _target(rows: Labels, k: int) -> Record:
-    target: Record = {"label": int(rows.column[k])}
-    if not math.isnan(rows.score[k]):
-        target["confidence"] = shortest_float(rows.score[k])
-    if source := rows.sources[rows.source[k]]:
-        target["attributes"] = {"source": source}
-    return target
 
 
 def _key(image: str) -> str:

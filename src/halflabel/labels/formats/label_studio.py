@@ -292,7 +292,7 @@ def _image_name(reading: _Reading, data: Node, policy: Policy) -> str:
     if reading.url_of.setdefault(name, url) != url:
         message = f"{url!r} and {reading.url_of[name]!r} are both the image {name!r}"
         raise data[key].error(message, "rename one of the images")
-    reading.entries.add_image(name)
+    reading.entries.images.setdefault(name, len(reading.entries.images))
     return name
 
 

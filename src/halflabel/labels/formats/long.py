@@ -145,7 +145,13 @@ def read(path: Path, policy: Policy) -> LabelImport:
         require_unlisted(policy, "every row says present and none says absent", path)
         value = np.ones(len(sheet), np.int8)
         audit.add("listed", "present", int(is_label.sum()))
-    sources, source = _read_sources(sheet, roles.get("source"), cells.get("source"))
+    sources: tuple[str, ...] = ("",)
+    source = np.zeros(len(sheet), np.int16)
+    if "source" in cells:
+        coded = pc.dictionary_encode(cells["source"])
+        if message := too_many_sources(len(coded.dictionary)):
+            raise sheet.error(message, "name fewer sources, or remove the column", column=roles["source"])
+        sources, source = tuple(coded.dictionary.to_pylist()), np.asarray(coded.indices).astype(np.int16)
     score = sheet.numbers(roles.get("score"), "use a number from 0 to 1, or blank")
     weight = sheet.numbers(roles.get(WEIGHT_COLUMN), _FIX_WEIGHT, least=0)
     if policy.machine is not None:
@@ -282,15 +288,6 @@ def _read_values(
         is_retraction = is_own_format and raw.strip() in ZERO
         audit.add(raw or "blank", "retracted" if is_retraction else meaning, counts[code])
     return np.asarray(value_of[codes])
-
-
-def _read_sources(sheet: CsvTable, name: str | None, column: pa.Array | None) -> tuple[tuple[str, ...], np.ndarray]:
-    if column is None:
-        return ("",), np.zeros(len(sheet), np.int16)
-    coded = pc.dictionary_encode(column)
-    if message := too_many_sources(len(coded.dictionary)):
-        raise sheet.error(message, "name fewer sources, or remove the column", column=name)
-    return tuple(coded.dictionary.to_pylist()), np.asarray(coded.indices).astype(np.int16)
 
 
 # ---- writing, block by block; also for `fill` and its undo

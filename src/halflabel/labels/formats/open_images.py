@@ -64,7 +64,14 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if not row_count:
         raise LabelError("the file has a header but no rows", "download or export the file again", path)
 
-    audit = _audit(path, policy, counts)
+    audit = Audit("open-images", [str(path)])
+    guess = "a machine's guess" + ("" if policy.machine is None else f" below {policy.machine:g}")
+    audit.add("1", "present", counts["present"])
+    audit.add("0", "absent", counts["absent"])
+    audit.add(f"a machine's guess of {policy.machine or 0:g} or more", "present", counts["accepted"])
+    audit.add(guess, "unknown", counts["ignored"])
+    if counts["ignored"] and policy.machine is None:
+        audit.note("machine-generated labels are left out; ‹machine=0.9› would read those from 0.9 as present")
     value, score = (np.concatenate(parts.pop(name)) for name in ("value", "score"))
     sources, source = _join(parts.pop("Source")) if "Source" in parts else (pa.array([""]), np.zeros(len(value)))
     if message := too_many_sources(len(sources)):
@@ -97,15 +104,13 @@ def _label_files(folder: Path) -> list[Path]:
 
 
 def _label_file(path: Path) -> Path:
-    if not path.is_dir():
-        return existing_path(path)
-    files = _label_files(path)
-    if len(files) == 1:
-        return existing_path(files[0])
-    if files:
+    files = _label_files(path) if path.is_dir() else [path]
+    if len(files) > 1:
         message = f"several label files are here: {', '.join(file.name for file in files)}"
         raise LabelError(message, "name one of them", path)
-    raise LabelError("no file is called *annotations*labels*.csv here", "name the label file itself", path)
+    if not files:
+        raise LabelError("no file is called *annotations*labels*.csv here", "name the label file itself", path)
+    return existing_path(files[0])
 
 
 def _blocks(path: Path) -> Iterator[dict[str, Any]]:
@@ -182,20 +187,6 @@ def _values(
     accepted, present, known = (int(np.count_nonzero(part)) for part in (is_accepted, value > 0, value))
     counts.update(accepted=accepted, present=present - accepted, absent=known - present, ignored=len(value) - known)
     return value, is_machine
-
-
-def _audit(path: Path, policy: Policy, counts: Counter[str]) -> Audit:
-    audit = Audit("open-images", [str(path)])
-    audit.add("1", "present", counts["present"])
-    audit.add("0", "absent", counts["absent"])
-    if policy.machine is None:
-        audit.add("a machine's guess", "unknown", counts["ignored"])
-        if counts["ignored"]:
-            audit.note("machine-generated labels are left out; ‹machine=0.9› would read those from 0.9 as present")
-    else:
-        audit.add(f"a machine's guess of {policy.machine:g} or more", "present", counts["accepted"])
-        audit.add(f"a machine's guess below {policy.machine:g}", "unknown", counts["ignored"])
-    return audit
 
 
 def display_names(path: Path, mids: pa.Array, audit: Audit) -> list[str]:

@@ -10,7 +10,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import IMAGE_COLUMNS, csv_line
 from halflabel.labels.formats._entries import IN_BOTH_LISTS, apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._sheets import CsvTable, possible_values, refuse_values, write_ignored
-from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
+from halflabel.labels.formats._write import keeps_no_provenance, split_by_image
 from halflabel.labels.labels import Labels, is_model_source
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
@@ -42,7 +42,7 @@ SINGULAR_NAMES = ("tag", "label", "class", "category", "class_name", "label_name
 NAMED_SEPARATORS = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": r"\t", "#": r"[\s,;|#]+"}
 
 _HASHTAGS = r"^#[^\s#,;|]+([\s,;|]*#[^\s#,;|]+)*[\s,;|]*$"
-_OBJECTS = r"""^\[?\s*\{\s*"[^"]*"\s*:"""
+OBJECTS = r"""^\[?\s*\{\s*"[^"]*"\s*:"""
 _BRACKETS = r"""(?s)^(\[.*\]|\(\s*['"].*\)|\{\s*['"].*\})$"""  # lists, tuples and sets
 
 # Marks of a tag that may deny it or doubt it, where the bare tag is a class too: -dog, not dog, dog?, dog=0.
@@ -103,9 +103,14 @@ def read(path: Path, policy: Policy) -> LabelImport:
     split = detect_splitting(pa.concat_arrays(list(cells.values())), policy)
     parts = {name: split_cells(column, split) for name, column in cells.items()}
     present = next(iter(lists))
-    if policy.separator != "none":  # then the user says that each cell is a tag
-        _refuse_values(sheet, present, parts[present][0])
-    _refuse_signs(sheet, present, pc.unique(parts[present][0]))
+    items = parts[present][0]
+    is_vector = pc.match_substring_regex(items, r"^[01]([ /]+[01])+$")
+    is_value = pc.is_in(pc.utf8_lower(items), value_set=pa.array(_VALUE_CELLS, items.type))
+    # With the separator "none" the user says that each cell is a tag.
+    if policy.separator != "none" and len(items) and pc.all(pc.or_(is_vector, is_value)).as_py():
+        message = f"the cells are values, such as {shorten_cell(items[0].as_py())!r}, and not lists of tags"
+        raise sheet.error(message, "add ‹format=wide›, where every column is a class", column=present)
+    _refuse_signs(sheet, present, pc.unique(items))
     classes = Names(pc.unique(pa.concat_arrays([items for items, _ in parts.values()])))
     if not len(classes):
         raise sheet.error("every cell is empty, so there are no classes", "export the tags again", column=present)
@@ -144,7 +149,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
         rows = replace(rows_of(by_model), sources=("model",)).append(rows_of(~by_model))
     audit.note_count(int(is_open.sum()), "lines have no list, not even an empty one: nothing is known of them")
     by_people = np.bincount(image_of[~by_model & ~is_open], minlength=len(images)) > 0
-    _add_notes(audit, rows, len(sheet))
+    if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
+        audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")
+    audit.note_count(len(sheet) - len(images), "lines repeat an image: their tags are merged")
+    without_tags = int(np.count_nonzero(np.bincount(rows.image, minlength=len(images)) == 0))
+    audit.note_count(without_tags, "images have no tags")
     rows = apply_unlisted_policy(rows, policy, audit, images=by_people)
     refuse_values(sheet, values)
     audit.note_names("columns not used", (name for name in sheet.header if name in {*unused, *policy.ignore}))
@@ -158,8 +167,11 @@ def write(rows: Labels, path: Path) -> None:
     of first appearance.
     """
     holding = rows.holding()
-    check_has_labels(rows.classes, rows.column[holding], "class", "write ‹to=long› instead")
-    for name in rows.classes:
+    known = set(rows.column[holding].tolist())
+    for number, name in enumerate(rows.classes):
+        if number not in known:
+            message = f"the class {name!r} has no known labels, so the file would not name it"
+            raise UserError(message, "write ‹to=long› instead")
         is_denial = re.search(_DENIAL, name) is not None and re.sub(_DENIAL, "", name) in rows.classes
         is_split = re.search(rf"[,;|\r\n{_FOREIGN_SEPARATORS}]|^[#\[]", name) is not None
         if not name or name != name.strip() or is_denial or is_split:
@@ -234,7 +246,7 @@ def detect_splitting(cells: pa.Array, policy: Policy) -> Splitting:
     if all_are(_HASHTAGS):
         return Splitting(NAMED_SEPARATORS["#"], "split at '#'")
     is_list = pc.match_substring_regex(distinct, _BRACKETS)
-    if pc.any(pc.match_substring_regex(distinct, _OBJECTS)).as_py():
+    if pc.any(pc.match_substring_regex(distinct, OBJECTS)).as_py():
         return Splitting("", "the names in objects of JSON", is_json=True)
     if pc.any(is_list).as_py():
         others = distinct.filter(
@@ -303,10 +315,6 @@ def separates(cells: Sequence[str], separator: str = r"\s+") -> bool | None:
     if is_varied and shared > least and (least < 0.8 or 2 * len(count) <= len(cells)):
         return True
     return None if shared > 0.5 else False
-
-
-def holds_json(cells: Iterable[str]) -> bool:
-    return any(re.match(_OBJECTS, cell) for cell in cells)
 
 
 def split_cells(cells: pa.Array, split: Splitting) -> tuple[pa.Array, NDArray[np.int64]]:
@@ -388,14 +396,6 @@ def _names_in(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
-    is_vector = pc.match_substring_regex(items, r"^[01]([ /]+[01])+$")
-    is_value = pc.is_in(pc.utf8_lower(items), value_set=pa.array(_VALUE_CELLS, items.type))
-    if len(items) and pc.all(pc.or_(is_vector, is_value)).as_py():
-        message = f"the cells are values, such as {shorten_cell(items[0].as_py())!r}, and not lists of tags"
-        raise sheet.error(message, "add ‹format=wide›, where every column is a class", column=name)
-
-
 def _refuse_signs(sheet: CsvTable, name: str, tags: pa.Array) -> None:
     """Raise LabelError for tags that carry a number (dog:0.9), or a mark that may mean absent (-dog beside dog)."""
     carries_number = pc.match_substring_regex(tags, r"^.+[:=]\s*-?\d*[.,]?\d+%?$")
@@ -426,11 +426,3 @@ def _is_by_model(sheet: CsvTable, names: list[str]) -> NDArray[np.bool_] | None:
             is_model = np.array([is_model_source(source) for source in coded.dictionary.to_pylist()], bool)
             by_model |= is_model[coded.indices.to_numpy(zero_copy_only=False)]
     return by_model if by_model.any() else None
-
-
-def _add_notes(audit: Audit, rows: Labels, line_count: int) -> None:
-    if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
-        audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")
-    audit.note_count(line_count - len(rows.images), "lines repeat an image: their tags are merged")
-    if without_tags := int(np.count_nonzero(np.bincount(rows.image, minlength=len(rows.images)) == 0)):
-        audit.note(f"nothing is listed for {without_tags} images")

@@ -32,7 +32,10 @@ def sniff(path: Path) -> bool:
 
 def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
     """The flags of one split. Classes are in alphabetical order, the same for every split."""
-    main = _main_folder(existing_path(path, folder=True))
+    base = existing_path(path, folder=True)
+    main = base if base.name == "Main" and not (base / "ImageSets").is_dir() else base / "ImageSets" / "Main"
+    if not main.is_dir():
+        raise LabelError("there is not a folder ImageSets/Main", "name the folder VOC2007, VOC2012, …", path)
     splits = _class_files(main)
     if not splits:
         raise LabelError("no file is called <class>_<split>.txt", "name the folder VOC2007, VOC2012, …", main)
@@ -60,15 +63,6 @@ def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
 
 
 read = RecordFormat("voc", entries, USES, sniff, default="unknown", has_paths=False).read
-
-
-def _main_folder(path: Path) -> Path:
-    main = path / "ImageSets" / "Main"
-    if main.is_dir():
-        return main
-    if path.name == "Main":
-        return path
-    raise LabelError("there is not a folder ImageSets/Main", "name the folder VOC2007, VOC2012, …", path)
 
 
 def _class_files(main: Path) -> dict[str, dict[str, Path]]:
