@@ -88,24 +88,6 @@ def test_an_exhaustive_beam_gives_exact_probabilities(classes):
         np.testing.assert_allclose(probabilities[i], slow.named(head, features[i]), rtol=1e-9)
 
 
-def test_scores_do_not_depend_on_the_other_images():
-    head = _head(6, channels=8, length=6).eval()
-    head.labels.data[-1] *= 30  # ends are certain for some images, so that their search stops early
-    features = 3 * _features(12, 8)
-    with torch.no_grad():
-        together = head(features).logits
-        alone = torch.cat([head(row[None]).logits for row in features])
-    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
-
-
-def test_certain_labels_have_finite_logits():
-    head = _head(3).eval()
-    head.from_image.bias.data += 1e4
-    with torch.no_grad():
-        logits = head(_features(2)).logits
-    assert logits.isfinite().all()
-
-
 def test_paths_follow_the_order():
     table = Table.from_dense(np.array([[1, 0, 1], [0, 0, 1], [-1, 1, 1], [1, 0, 0]]))
     present = torch.tensor([[True, True, True], [True, False, True], [False, False, False]])

@@ -62,16 +62,3 @@ def test_equals_the_published_values(case):
         targets = method.relabel(checks.batch(logits, case["labels"]), logits, epoch)
         kept = (torch.tensor(case["kept"]) > 0) & (torch.sigmoid(logits) > options["clip"])
         assert torch.equal(targets.neg[unknown] > 0, kept[unknown])
-
-
-def test_prior_is_the_mean_score_of_the_last_epoch_before_unknowns_join():
-    logits, labels = checks.inputs(1, 10, 4)
-    method = checks.begin(make(prior_epochs=2), labels)
-    checks.step(method, logits + 5, labels, 1)
-    assert method.relabel.prior.tolist() == [0, 0, 0, 0]
-    for first in (0, 4, 8):  # uneven batches weigh by their size
-        checks.step(method, logits[first : first + 4], labels[first : first + 4], 2)
-    torch.testing.assert_close(method.relabel.prior, torch.sigmoid(logits).mean(dim=0).float())
-    method.eval()
-    checks.step(method, logits + 5, labels, 2)
-    torch.testing.assert_close(method.relabel.prior, torch.sigmoid(logits).mean(dim=0).float())

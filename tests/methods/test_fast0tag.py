@@ -5,13 +5,11 @@ import pytest
 import step_checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods import fast0tag as module
 from halflabel.methods.base import recipe
 from halflabel.methods.fast0tag import LabelVectorHead, RankNet
-from halflabel.methods.parts import label_vectors as vectors_module
 from halflabel.types import Targets
 
 slow = step_checks.reference("fast0tag")
@@ -63,19 +61,6 @@ def test_scores_are_inner_products_with_the_label_vectors(hidden):
     torch.testing.assert_close(head.class_maps(maps)[:, :, 1, 0], head(features).logits)
 
 
-def test_the_head_gets_the_vectors_at_the_start():
-    table = _table()
-    method = recipe("fast0tag").make(vector_size=6)
-    head = method.head(5, 4)
-    assert not head.vectors.any()
-    method.start(table, Model(None, head))
-    np.testing.assert_allclose(head.vectors, vectors_module.label_vectors("graph", table, 6), rtol=1e-6, atol=1e-7)
-    assert "vectors" in head.state_dict()
-    # The head is the model's: the method neither trains nor saves it.
-    assert not list(method.parameters())
-    assert not any("vectors" in name for name in method.state_dict())
-
-
 def test_vectors_of_a_trained_model_are_kept():
     trained = recipe("fast0tag").make(vector_size=6)
     trained_head = trained.head(5, 4)
@@ -88,15 +73,3 @@ def test_vectors_of_a_trained_model_are_kept():
         method.start(more_labels, Model(None, head))
     assert torch.equal(continued.vectors, trained_head.vectors)
     assert not torch.equal(fresh.vectors, trained_head.vectors)
-
-
-def test_vectors_from_a_file(tmp_path):
-    words = tmp_path / "words.txt"
-    words.write_text("dog 1 0 0\ncat 0 1 0\ncar 0 0 1\nnone 5 5 5\n", encoding="utf-8")
-    table = Table.from_dense(np.array([[1, -1, 0], [0, 1, -1]]), classes=["car", "cat", "dog"])
-    method = recipe("fast0tag").make(vectors=str(words), vector_size=3)
-    head = method.head(5, 3)
-    method.start(table, Model(None, head))
-    assert head.vectors.tolist() == [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
-    with pytest.raises(UserError, match="vector_size=3"):
-        recipe("fast0tag").make(vectors=str(words)).start(table)

@@ -7,7 +7,6 @@ import pytest
 import step_checks as checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
@@ -50,17 +49,3 @@ def test_step_and_gradient_are_the_slow_loop(images, classes):
         *(torch.autograd.grad(loss, weights) for loss in (actual, expected)), strict=True
     ):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
-
-
-def test_a_missing_graph_file_is_refused(tmp_path):
-    table = Table.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
-    with pytest.raises(UserError, match=r"no label graph 'nowhere\.csv'"):
-        recipe("gcn-ml").make(graph="nowhere.csv").start(table)
-    path = tmp_path / "graph.csv"
-    path.write_text("cat,dog,0.9\ndog,cat,0.1\n")
-    method = recipe("gcn-ml").make(graph=str(path))
-    head = method.head(4, 2)
-    method.start(table, Model(None, head))
-    graph = head.graph
-    assert float(graph[0, 1]) > 0
-    assert float(graph[1, 0]) == 0

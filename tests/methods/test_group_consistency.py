@@ -66,11 +66,6 @@ def test_targets_are_those_of_the_slow_loop():
             assert (float(pos[i, c]), float(neg[i, c])) == pytest.approx(expected, abs=1e-4)
 
 
-def test_groups_that_disagree_are_not_trusted():
-    table, _, logits = example(agree=False, groups=200)
-    assert float(make(table, logits).relabel.trust.mean()) < 0.05
-
-
 def test_it_is_solved_and_refused_without_groups():
     assert recipe("group-consistency").make().is_linear_loss
     with pytest.raises(UserError, match="needs groups"):

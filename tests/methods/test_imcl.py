@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from imcl_examples import Split, bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step, step_loss
+from imcl_examples import Split, bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step
 
 from halflabel.features.heads import Linear, Model
 from halflabel.fitting.callbacks import Callback
@@ -34,18 +34,6 @@ def test_an_image_without_similar_ones_is_left_alone():
     assert math.isclose(loss, 2 * math.log(2) / 6, rel_tol=1e-12)
     assert not by_view[:, 3:].any()
     assert not by_view[1].any()
-
-
-def test_it_starts_as_the_logistic_model():
-    view, labels = inputs(3, 6, 4)
-    method = make(logistic_share=0.5)
-    method.plan(7)
-    checks.begin(method, labels)
-    plain = bce_loss(view, labels)
-    actual = [step_loss(method, view, labels, epoch) for epoch in range(1, 8)]
-    assert actual[:4] == [plain] * 4  # round(3.5) = 4
-    assert min(actual[4:]) > plain
-    assert step_loss(checks.begin(make(lambda_y=0.0, lambda_f=0.0), labels), view, labels) == plain
 
 
 def test_smoothness_is_left_out_until_it_is_measured():

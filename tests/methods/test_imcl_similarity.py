@@ -134,17 +134,3 @@ def test_large_memories_are_refused(monkeypatch):
     monkeypatch.setattr("halflabel.methods.parts.relabel.LARGEST", 95)  # too little for the labels alone
     with pytest.raises(UserError, match="image_similarity fixed would store"):
         begin(labels, image_similarity="fixed")
-
-
-def test_the_first_sweep_is_stored_block_by_block(monkeypatch):
-    view, labels = inputs(3, 7, 4)
-    view[2] = math.nan
-    results = []
-    for piece in (1 << 12, 12):
-        monkeypatch.setattr("halflabel.methods.parts.label_store._BLOCK_ENTRIES", piece)
-        method = begin(labels, image_similarity="fixed")
-        method.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
-        results.append((method.relabel.start_features, method.relabel.start_labels))
-    assert all(map(torch.equal, *results))
-    assert torch.equal(results[0][0][3], view[3, 4:])
-    assert not results[0][0][2].any()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -292,21 +290,6 @@ def test_only_the_first_batch_is_checked(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not method.loss._forward_hooks
 
 
-WITH_HEAD = '''
-from halflabel.features.heads import Linear
-from halflabel.methods.parts.losses import BCE
-from halflabel.methods.base import Method, method
-
-class OwnHead(Linear):
-    pass
-
-@method(serves=("full", "partial"), paper="none")
-def with_head(weight: float = 0.5) -> Method:
-    """A head of its own."""
-    return Method(BCE(), head=OwnHead)
-'''
-
-
 def test_a_method_is_found_by_its_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py")))
     own_recipe = recipe("my-own")
@@ -326,19 +309,3 @@ def test_a_function_pickled_by_value_keeps_its_recipe() -> None:
     assert recipe(copy).build is copy
     assert recipe(copy).lr == recipe(names["my_own"]).lr
     assert isinstance(recipe(copy).make(), Method)
-
-
-@pytest.mark.slow
-def test_other_processes_unpickle_classes_of_such_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py", WITH_HEAD)))
-    own_recipe = recipe("with-head")
-    path = tmp_path / "method.pkl"
-    path.write_bytes(pickle.dumps((Method, own_recipe, own_recipe.build, own_recipe.make().head(4, 2))))
-    load = (
-        "import pickle, sys; _, own_recipe, build, head = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "from halflabel.methods.base import recipe\n"
-        "assert recipe('with-head').build is build is own_recipe.build, 'it was run twice'\n"
-        "print(type(head).__name__)"
-    )
-    process = subprocess.run([sys.executable, "-c", load, path], capture_output=True, text=True, timeout=120)
-    assert process.stdout == "OwnHead\n", process.stderr

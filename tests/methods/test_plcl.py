@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import step_checks as checks
 import torch
-from torch import nn
 
 from halflabel.errors import UserError
-from halflabel.features.heads import Ensemble, Linear, Model, Weldon
+from halflabel.features.heads import Model, Weldon
 from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
@@ -69,33 +68,6 @@ def test_weldon_is_the_slow_loop(k_plus, k_minus, high, low):
     assert output.maps.shape == (3, 3, 3, 4)
     torch.testing.assert_close(output.maps, head.class_maps(maps))
     assert torch.autograd.gradcheck(lambda x: head(x).logits, maps)
-
-
-def test_weldon_shares_are_rounded():
-    """The paper's maps have 14 × 14 = 196 cells: 0.1 of them are 20."""
-    cells = torch.arange(196.0).view(1, 1, 14, 14)
-    head = Weldon(1, 1)
-    nn.init.ones_(head.conv.weight)
-    nn.init.zeros_(head.conv.bias)
-    assert head(cells).logits.item() == pytest.approx((np.arange(176, 196).mean() + np.arange(20).mean()) / 2)
-    head.k_minus = 0
-    assert head(cells).logits.item() == pytest.approx(np.arange(176, 196).mean())
-
-
-def test_ensemble_is_the_mean_of_its_members():
-    maps = torch.randn(2, 4, 3, 3)
-    head = Ensemble([Weldon(4, 5) for _ in range(3)])
-    output = head(maps)
-    assert head.needs_maps
-    for member, logits in zip(head.heads, output.members, strict=True):
-        torch.testing.assert_close(logits, member(maps).logits)
-    assert not torch.equal(output.members[0], output.members[1])
-    torch.testing.assert_close(output.logits, output.members.mean(0))
-    torch.testing.assert_close(output.maps, torch.stack([member(maps).maps for member in head.heads]).mean(0))
-    torch.testing.assert_close(head.class_maps(maps), output.maps)
-    plain = Ensemble([Linear(4, 5), Linear(4, 5)])
-    assert not plain.needs_maps
-    assert plain(maps).maps is None
 
 
 def test_each_member_has_its_own_loss():

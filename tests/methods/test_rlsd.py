@@ -8,7 +8,6 @@ import torch
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.methods.cnn_rnn import RecurrentHead
 from halflabel.methods.rlsd import Regional, windows
 from halflabel.types import Batch
 
@@ -73,18 +72,6 @@ def test_value_and_gradient_are_those_of_one_region_at_a_time(images, classes, l
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
-def test_scores_are_the_same_in_evaluation_and_do_not_depend_on_other_images():
-    head, maps = _head(6), _maps(5)
-    with torch.no_grad():
-        training, together = head.train()(maps).logits, head.eval()(maps).logits
-        alone = torch.cat([head(image[None]).logits for image in maps])
-    torch.testing.assert_close(training, together, rtol=0, atol=0)
-    torch.testing.assert_close(alone, together, rtol=1e-9, atol=1e-9)
-    for i in range(5):
-        expected = [value.item() for value in slow.logits(head, maps[i], 3, 4)]
-        np.testing.assert_allclose(together[i], expected, rtol=1e-9, atol=1e-9)
-
-
 def test_a_region_that_names_nothing_has_no_second_step():
     """All margins of the first step are below 0: later steps do not count."""
     head, maps = _head(5, length=5), _maps(3)
@@ -95,11 +82,3 @@ def test_a_region_that_names_nothing_has_no_second_step():
     with torch.no_grad():
         assert (head(maps).logits <= 0).all()
         torch.testing.assert_close(head(maps).logits, short(maps).logits, rtol=0, atol=0)
-
-
-def test_one_window_and_one_step_are_the_first_step_of_cnn_rnn():
-    head, maps = _head(4, levels=1, length=1), _maps(3)
-    cnn_rnn = RecurrentHead(5, 4, **SMALL).double().train()
-    cnn_rnn.load_state_dict(head.state_dict())
-    torch.testing.assert_close(head(maps).logits, cnn_rnn(maps).logits, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(head.class_maps(maps), cnn_rnn.class_maps(maps))

@@ -11,7 +11,7 @@ import torch
 from rml_examples import TESTS, make_batch, make_example
 
 from halflabel.labels.table import Table
-from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials, violators
+from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials
 from halflabel.types import Targets
 
 slow = step_checks.reference("rml")
@@ -128,31 +128,6 @@ def test_trials_follow_the_draw_without_replacement(n, v):
 
 def test_without_a_violator_all_classes_are_tried():
     assert trials(torch.tensor([0, 0]), torch.tensor([5, 0])).tolist() == [6, 1]
-
-
-def test_sampled_loss_is_the_loss_with_the_drawn_ranks():
-    x, labels = make_example(6, 15, seed=9)
-    targets = known_entries(labels)
-    torch.manual_seed(1)
-    loss = Ranking()(x, targets)
-    torch.manual_seed(1)
-    image, positive = (targets.pos > 0).nonzero(as_tuple=True)
-    q = trials(violators(x, targets.neg)[image, positive], (labels < 0).sum(1)[image])
-    rank = torch.zeros(x.shape, dtype=torch.int64)
-    rank[image, positive] = 14 // q
-    assert len(set(q.tolist())) > 2
-    for i in range(len(x)):
-        ranks = dict(enumerate(rank[i].tolist()))
-        value, _ = slow.loss(x[i].tolist(), targets.pos[i].tolist(), targets.neg[i].tolist(), ranks)
-        np.testing.assert_allclose(loss[i].tolist(), value, rtol=1e-9, atol=1e-9)
-
-
-def test_many_classes_in_float32_are_as_good_as_in_float64():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 3000, generator=generator) * 5
-    targets = known_entries(torch.where(torch.rand(2, 3000, generator=generator) < 0.01, 1, -1))
-    loss = Ranking(rank="exact")
-    torch.testing.assert_close(loss(x, targets).double(), loss(x.double(), targets), rtol=1e-6, atol=1e-6)
 
 
 def test_unknown_entries_in_pairs():

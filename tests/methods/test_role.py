@@ -9,8 +9,6 @@ import step_checks
 import torch
 from torch import Tensor, nn
 
-from halflabel.errors import UserError
-from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
 from halflabel.methods.parts.terms import estimate_positives
@@ -81,13 +79,6 @@ def test_positives_per_image_from_the_labels(labels):
     assert estimate == pytest.approx(reference.positives_per_image(labels))
 
 
-def test_positives_per_image_is_right_when_labels_are_missing_at_random():
-    generator = np.random.default_rng(0)
-    truth = np.where(generator.random((4000, 6)) < [0.05, 0.1, 0.2, 0.3, 0.4, 0.5], 1, -1)
-    known = truth * (generator.random(truth.shape) < 0.1)
-    assert estimate_positives(Table.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
-
-
 @pytest.mark.parametrize("answers", [0, 5, 300, 3000, 12000])
 def test_answers_are_not_taken_as_missing_at_random(answers: int) -> None:
     generator = np.random.default_rng(2)
@@ -151,10 +142,3 @@ def test_estimates_learn_ten_times_as_fast_and_do_not_decay():
     method.relabel.theta.grad = torch.zeros_like(before)
     optimizer.step()
     assert torch.equal(method.relabel.theta, before)
-
-
-def test_large_tables_are_refused():
-    nothing = np.zeros(0, np.int64)
-    table = Table.from_entries(Names.numbered(200_000), Names.numbered(1000), nothing, nothing, nothing)
-    with pytest.raises(UserError, match=r"role would store 3\.2 GB"):
-        recipe("role").make().start(table)

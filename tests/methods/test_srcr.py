@@ -176,34 +176,6 @@ def test_every_row_of_the_ablation_by_options_alone(row):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
-def test_no_gradient_flows_through_the_pseudo_labels_of_the_weak_view():
-    labels = np.zeros((4, 3), np.int8)
-    method = checks.begin(recipe("srcr").make(), labels)
-    weak, strong = (3 * features(4, 4, 2, 3, seed=seed) for seed in (0, 1))
-    weak.requires_grad_()
-    strong.requires_grad_()
-    model = Model(None, seeded(0, lambda: method.head(4, 3)).double())
-    loss = method.step(model, Batch(torch.arange(4), (weak, strong), torch.from_numpy(labels)), 1)
-    from_weak, from_strong = torch.autograd.grad(loss, (weak, strong))
-    assert not from_weak.any()
-    assert from_strong.any()
-
-
-def test_one_pass_for_all_views():
-    class Counting(Model):
-        sizes = ()
-
-        def forward(self, view):
-            self.sizes = (*self.sizes, len(view))
-            return super().forward(view)
-
-    method = checks.begin(recipe("srcr").make(), make_labels(4, 3))
-    model = Counting(None, method.head(4, 3).double())
-    views = (features(4), features(4, seed=1))
-    method.step(model, Batch(torch.arange(4), views, torch.from_numpy(make_labels(4, 3))), 1)
-    assert model.sizes == (8,)
-
-
 def guesses(logits, tau, labels=None):
     logits = torch.tensor([logits], dtype=torch.float64)
     labels = torch.zeros_like(logits, dtype=torch.int8) if labels is None else torch.tensor([labels], dtype=torch.int8)
@@ -217,12 +189,3 @@ def test_pseudo_labels_at_the_threshold():
     # With τ = ½ every score is sure of something, but for the one in the middle.
     assert guesses([0.0, 1e-9, -1e-9], 0.5) == [0, 1, -1]
     assert guesses([-30.0, 30.0, -30.0], 0.6, [1, -1, 0]) == [1, -1, -1]
-
-
-def test_a_later_start_leaves_unknown_entries_alone_until_then():
-    views, labels = (3 * features(6, 4, 3, 3), 3 * features(6, 4, 3, 3, seed=5)), make_labels(6, 4)
-    before, never = run({"cr_from": 3}, views, labels, epoch=2), run({"weight": 0.0}, views, labels)
-    checks.same([before[0].detach(), *before[1]], [never[0].detach(), *never[1]], 1e-12)
-    after, always = run({"cr_from": 3}, views, labels, epoch=3), run({}, views, labels)
-    checks.same([after[0].detach(), *after[1]], [always[0].detach(), *always[1]], 0)
-    assert abs(after[0] - before[0]) > 1e-3

@@ -1,7 +1,6 @@
 """ss-rml: labels passed on between similar images, and its training."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,13 +8,11 @@ import step_checks
 import torch
 from rml_examples import make_batch
 
-from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
-from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.terms import Transductive
@@ -78,29 +75,6 @@ def test_unreadable_images_neither_give_nor_get_labels():
     assert relabel.similarity.isfinite().all()
 
 
-def test_neighbours_do_not_depend_on_the_block_size(monkeypatch):
-    labels, features = _scattered()
-    features[[0, 9]] = torch.nan
-    results = []
-    for piece in (1 << 16, 2):
-        monkeypatch.setattr("halflabel.methods.rml._BLOCK_IMAGES", piece)
-        relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
-        relabel.start(Table.from_dense(labels))
-        log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
-        results.append((relabel.neighbour, relabel.similarity))
-    assert all(map(torch.equal, *results))
-    assert log["propagated_images"] > 2
-
-
-def test_sweeps_without_disk_space_are_refused(monkeypatch):
-    nothing = np.zeros(0, np.int64)
-    table = Table.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**9))
-    PropagateLabels(-1, 20, 0.0, 1.0, "auto", propagate=False).start(table)  # it never sweeps
-    with pytest.raises(UserError, match=r"ss-rml would score 500000 images × 1000 classes at once: 2\.0 GB"):
-        PropagateLabels(1, 20, 0.0, 1.0, "auto").start(table)
-
-
 @pytest.mark.parametrize("known", [5, 3])
 def test_one_labelled_image_is_the_nearest_of_all_others(known):
     labels, features = _scattered()
@@ -117,21 +91,6 @@ def test_one_labelled_image_is_the_nearest_of_all_others(known):
     assert log["propagated_images"] == 11
     relabel.start(Table.from_dense(labels * 0))
     assert relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1) == {}
-
-
-def test_a_class_without_labels_changes_nothing():
-    """Images that lack only such a class receive nothing: they are not among the u in the scale of distances."""
-    labels, features = _scattered()
-    results = []
-    for more in (0, 2):
-        wide = np.pad(labels, ((0, 0), (0, more)))
-        relabel = PropagateLabels(1, 20, 0.0, 1.0, "ignore")
-        relabel.start(Table.from_dense(wide))
-        relabel.absorb(Sweep(torch.zeros(wide.shape), features), 1)
-        results.append(relabel(make_batch(wide), torch.zeros(wide.shape, dtype=torch.float64), 2))
-    assert torch.equal(results[0].pos, results[1].pos[:, :5])
-    assert torch.equal(results[0].neg, results[1].neg[:, :5])
-    assert not results[1].pos[:, 5:].any()
 
 
 def test_epochs_that_want_a_sweep():

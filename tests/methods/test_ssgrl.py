@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import step_checks as checks
@@ -68,19 +66,6 @@ def test_step_and_gradient_are_the_slow_loop(images, classes, size, options, par
     )
     for gradient, expected_gradient in zip(*grads, strict=True):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-9)
-
-
-def test_training_on_more_labels_keeps_the_vectors_and_updates_the_graph():
-    first = recipe("ssgrl").make(**SMALL)
-    head = first.head(5, 4)
-    first.start(Table.from_dense(labels(20)), Model(None, head))
-    before = copy.deepcopy(head.state_dict())
-    method = recipe("ssgrl").make(**SMALL)
-    continued = method.head(5, 4)
-    continued.load_state_dict(before)
-    method.start(Table.from_dense(labels(30, seed=7)), Model(None, continued))
-    assert torch.equal(continued.vectors, before["vectors"])
-    assert not torch.equal(continued.graph, before["graph"])
 
 
 def test_options_out_of_range_are_refused():

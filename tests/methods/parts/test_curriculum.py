@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.evaluation.thresholded import completion_rates
-from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.system import memory
@@ -105,22 +103,6 @@ def test_labels_at_the_thresholds():
 
 
 @pytest.mark.parametrize(
-    ("theta", "reported"),
-    [(0.1, 26.70), (0.2, 42.09), (0.3, 55.63), (0.4, 67.41), (0.5, 77.40), (0.6, 85.37), (0.7, 91.69), (0.8, 96.24)],
-)
-def test_label_proportions_of_the_paper(theta, reported):
-    """Table 8, strategy [b], 10 % known of 20 classes, twice."""
-    rng = np.random.default_rng(0)
-    labels = np.zeros((320, 20), np.int8)
-    labels[np.arange(320)[:, None], rng.random((320, 20)).argsort(1)[:, :2]] = 1
-    relabel = Curriculum("b", theta, "10,15")
-    relabel.start(make_table(labels))
-    for epoch in (9, 14):
-        log = relabel.absorb(make_sweep((320, 20), epoch, unread=False), epoch)
-    assert 100 * log["label_proportion"] == pytest.approx(reported, abs=0.25)
-
-
-@pytest.mark.parametrize(
     ("epochs", "before"),
     [(20, [10, 15]), (40, [20, 30]), (10, [5, 8]), (5, [3, 4]), (4, [2, 3]), (3, [2]), (2, [2]), (1, [2])],
 )
@@ -134,22 +116,6 @@ def test_the_schedule_is_scaled_to_the_epochs(epochs, before):
     once = Curriculum("2steps")
     once.plan(epochs)
     assert once.before == before[:1]
-
-
-@pytest.mark.parametrize(
-    ("epochs", "options", "after"),
-    [
-        (1, {"strategy": "a"}, []),
-        (5, {"strategy": "a", "before": "6"}, []),
-        (5, {"strategy": "e", "before": "3,6"}, [2]),
-        (6, {"strategy": "a", "before": "3,6"}, [2, 5]),
-    ],
-)
-def test_no_sweep_after_the_last_epoch(epochs, options, after):
-    relabel = Curriculum(**options)
-    relabel.plan(epochs)
-    relabel.start(make_table(make_labels(4, 2)))
-    assert [epoch for epoch in range(1, epochs + 1) if relabel.wants_sweep(epoch)] == after
 
 
 def test_known_labels_win_and_weak_labels_have_the_same_loss():
@@ -210,15 +176,6 @@ def test_refusals_say_what_to_do():
         relabel.absorb(make_sweep((4, 2), 0), 1)
 
 
-def test_large_tables_are_refused(monkeypatch):
-    nothing = np.zeros(0, np.int64)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**10))
-    table = Table.from_entries(Names.numbered(500_000), Names.numbered(5000), nothing, nothing, nothing)
-    for strategy, size in (("a", "12.5"), ("e", "32.5")):
-        with pytest.raises(UserError, match=rf"500000 images × 5000 classes at once: {size} GB .*TMPDIR.*em or wan"):
-            Curriculum(strategy).start(table)
-
-
 @pytest.mark.parametrize("strategy", ["a", "b", "e"])
 def test_scratch_files_get_the_same_labels_as_memory(strategy, monkeypatch, tmp_path):
     labels = make_labels(40, 5)
@@ -236,19 +193,3 @@ def test_scratch_files_get_the_same_labels_as_memory(strategy, monkeypatch, tmp_
     assert curriculum.absorb(Sweep(*tables), 1) == log
     assert torch.equal(curriculum.guesses(), expected.guesses())
     assert log["weak_positives"] > 0
-
-
-def test_rows_are_read_in_the_order_of_the_table(monkeypatch):
-    labelled = []
-    original = Curriculum._label
-    monkeypatch.setattr(
-        Curriculum, "_label", lambda self, images, *rest: labelled.append(images) or original(self, images, *rest)
-    )
-    monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK_ENTRIES", 9)
-    for strategy in STRATEGIES:
-        labelled.clear()
-        relabel = Curriculum(strategy, before="2", block=4)
-        relabel.start(make_table(make_labels(20, 3)))
-        relabel.absorb(make_sweep((20, 3), 1, passes=True), 1)
-        assert (torch.cat(labelled).tolist() == list(range(20))) == (strategy != "b")
-        assert sorted(torch.cat(labelled).tolist()) == list(range(20))

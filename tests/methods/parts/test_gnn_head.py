@@ -53,16 +53,6 @@ def test_many_classes_start_from_the_scores_of_the_inner_head():
     assert (y[:, :150] - head.propagate(torch.cat([x[:, :150], -x[:, 150:]], 1))[:, :150]).abs().max() > 1e-6
 
 
-def test_a_single_class_gets_no_messages():
-    """With one class the score depends on the GRU alone: the message layer does not matter."""
-    head = make(1)
-    before = head.propagate(logits(4, 1))
-    with torch.no_grad():
-        head.message.weight.fill_(9.0)
-        head.message.bias.fill_(9.0)
-    torch.testing.assert_close(head.propagate(logits(4, 1)), before)
-
-
 @pytest.mark.parametrize("images", [7, 8, 2])
 def test_a_batch_in_parts_has_the_same_scores_and_gradients(monkeypatch, images):
     """A batch in parts, computed again in the backward pass: same scores, same gradients, less memory."""
@@ -91,13 +81,3 @@ def test_a_batch_in_parts_has_the_same_scores_and_gradients(monkeypatch, images)
         assert part_bytes < expected_bytes / 3
     with torch.no_grad():
         torch.testing.assert_close(head.propagate(x), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("classes", [6, 20, 80])
-def test_starts_from_the_scores_of_the_inner_head(classes):
-    head = make(classes)
-    x = logits(64, classes)
-    with torch.no_grad():
-        y = head.propagate(x)
-    assert torch.corrcoef(torch.stack([x.flatten(), y.flatten()]))[0, 1] > 0.98
-    assert 1 < float((x * y).sum() / x.square().sum()) < 1.3

@@ -71,14 +71,6 @@ def test_nothing_to_choose_from():
     assert run(no_images, 3, None).index.shape == (0, 3)
 
 
-def test_both_parts_must_agree():
-    # By its features the second item is best, but its labels point away: the pursuit breaks off, as step 5 says.
-    y, f = np.array([[1.0, 0.0]]), np.array([[3.0, 0.0]])
-    items_y, items_f = np.array([[0.5, 0.5], [-0.1, 1.0]]), np.array([[1.0, 1.0], [2.0, 0.1]])
-    assert run([(y, items_y, 1.0, items_y), (f, items_f, 1.0, items_f)], 2, None).index.tolist() == [[-1, -1]]
-    assert run([(y, items_y, 1.0, np.abs(items_y)), (f, items_f, 1.0, items_f)], 1, None).index.tolist() == [[1]]
-
-
 def test_single_precision_is_close_and_half_is_widened():
     parts, allowed = case(3, 20, classes=30, channels=40)
     wide, single = run(parts, 4, allowed), run(parts, 4, allowed, torch.float32)

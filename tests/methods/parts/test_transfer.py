@@ -7,7 +7,6 @@ import pytest
 import step_checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.methods.parts.feature_bank import FeatureBank, Prototypes, cluster_centres
 from halflabel.methods.parts.transfer import (
     Cooccurrence,
@@ -78,13 +77,6 @@ def test_pairs_are_the_slow_loop(shape, numbers, monkeypatch):
     line = pairwise.within(expected_logits, labels.tolist())
     same(scores, [[score for score, _ in row] for row in line])
     assert has_score.tolist() == [[known for _, known in row] for row in line]
-
-
-def test_too_many_classes_for_pairs_are_refused():
-    with pytest.raises(UserError, match="co-occurrence network of 5000 classes would take"):
-        Cooccurrence(8, 256).start(5000)
-    with pytest.raises(UserError, match="bank of 100 features for each of 30000"):
-        FeatureBank(100).start(30000, 256)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
