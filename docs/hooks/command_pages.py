@@ -35,7 +35,7 @@ def command_page() -> str:
         "# Command line",
         "",
         "Generated from the program. `halflabel COMMAND --help` shows the same; where it shows only common options, "
-        "`--help-all` shows all. `halflabel` alone proposes the next step for the files in the current folder.",
+        "`--help-all` shows all. `halflabel` alone shows the first steps.",
     ]
     shared: list[Any] = []
     for words, command in commands().items():

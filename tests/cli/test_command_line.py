@@ -132,28 +132,8 @@ def test_errors_are_found_before_torch_is_imported(tmp_path: Path) -> None:
         assert "fix:" in error
 
 
-def test_halflabel_without_arguments_shows_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "halflabel demo" in done()
-    assert "halflabel inspect LABELS.csv" in done()
-    (tmp_path / "answers.csv").write_text("image,cat\na,1\n")
-    (tmp_path / "test.csv").write_text("image,cat\na,1\n")
-    assert "no label file" in done()
-    (tmp_path / "colours.csv").write_text("image,cat\na,1\n")
-    assert "halflabel inspect colours.csv" in done()
-    (tmp_path / "tags.csv").write_text("image,cat\na,1\n")
-    assert "halflabel train tags.csv PHOTOS --out runs/first" in done()
-    (tmp_path / "my photos").mkdir()
-    (tmp_path / "my photos" / "a.JPG").touch()
-    assert "halflabel train tags.csv 'my photos' --out runs/first" in done()
-    for name in ("old", "new"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "best.safetensors").touch()
-    os.utime(tmp_path / "runs" / "old" / "best.safetensors", (0, 0))
-    text = done()
-    assert "halflabel report runs/new --images 'my photos'" in text
-    assert "halflabel fill runs/new 'my photos' --out filled.csv" in text
-    assert "inspect" not in text
+def test_halflabel_without_arguments_shows_the_first_steps() -> None:
+    assert all(f"halflabel {name}" in done() for name in ("demo", "inspect", "train", "review"))
 
 
 def next_commands(text: str) -> list[str]:
