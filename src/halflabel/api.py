@@ -20,7 +20,7 @@ from torch import Tensor
 from halflabel.cli.progress import Bar, TrainingBar
 from halflabel.errors import in_python
 from halflabel.evaluation.evaluate import Evaluation
-from halflabel.evaluation.registry import shown_metrics
+from halflabel.evaluation.registry import Shown, shown_metrics
 from halflabel.filling.run import fill, write_filled
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
@@ -126,34 +126,29 @@ class Run:
 
     def report(self, out: str | Path | None = None, *, images: str | Path | None = None, **options: Any) -> Path:
         """Write the HTML report, by default to RUN/report.html, with galleries of `images`."""
-        photos = None if images is None else Path(images)
+        photos, page = None if images is None else Path(images), None if out is None else Path(out)
         with _progress("scores") as reporter:
-            page = write_report(
-                self._run, None if out is None else Path(out), images=photos, **{"reporter": reporter, **options}
-            )
-        return page.path
+            return write_report(self._run, page, images=photos, **{"reporter": reporter, **options}).path
 
     def continue_training(self, out: str | Path, **options: Any) -> Run:
         """Train a new run with the answers of the review page, as `halflabel.continue_training`."""
         return continue_training(self.folder, out, **options)
 
-    def _facts(self) -> tuple[str, list[tuple[str, str]]]:
-        """Return what the run is, and its metrics with their intervals."""
+    def _title(self) -> str:
         config, classes = self._run.read_config(), len(self._run.read_rows().classes)
-        title = (
-            f"{self._run.address}: {config['method']} on {config['backbone']}, {counted(classes, 'class', 'classes')}"
-        )
-        shown = shown_metrics(self.metrics) if self.metrics.get("positives") else []
-        return title, [(each.title, each.with_interval) for each in shown]
+        place = self._run.address
+        return f"{place}: {config['method']} on {config['backbone']}, {counted(classes, 'class', 'classes')}"
+
+    def _shown_metrics(self) -> list[Shown]:
+        return shown_metrics(self.metrics) if self.metrics.get("positives") else []
 
     def __repr__(self) -> str:
-        title, metrics = self._facts()
-        return f"<run {title}; {', '.join(' '.join(pair) for pair in metrics) or 'nothing was measured'}>"
+        metrics = ", ".join(f"{each.title} {each.with_interval}" for each in self._shown_metrics())
+        return f"<run {self._title()}; {metrics or 'nothing was measured'}>"
 
     def _repr_html_(self) -> str:
-        title, metrics = self._facts()
-        rows = [el("tr", el("th", name), el("td", value)) for name, value in metrics]
-        return str(el("div", el("b", f"run {title}"), el("table", *rows)))
+        rows = [el("tr", el("th", each.title), el("td", each.with_interval)) for each in self._shown_metrics()]
+        return str(el("div", el("b", f"run {self._title()}"), el("table", *rows)))
 
 
 def train(
@@ -179,9 +174,8 @@ def train(
         job.metrics["mAP"]
     """
     with _progress("features") as shown:
-        return _opened(
-            new_run.train_run(labels, images, out, method, force=force, reporter=reporter or shown, **options)
-        )
+        how: dict[str, Any] = {"force": force, "reporter": reporter or shown, **options}
+        return _opened(new_run.train_run(labels, images, out, method, **how))
 
 
 def continue_training(

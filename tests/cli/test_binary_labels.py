@@ -6,18 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import BATCHES
+from command_line import BATCHES, flat
+from command_line import done as shown
 from digit_scenes import write_folder
-from typer.testing import CliRunner
 
-from halflabel.cli import app
 from halflabel.labels import formats
 
 
 def done(*words: str | Path) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return " ".join(result.stdout.split())  # lines end where the screen does
+    return flat(shown(*words))
 
 
 @pytest.fixture(scope="module")

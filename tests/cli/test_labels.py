@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
@@ -136,45 +135,10 @@ def test_a_broken_label_file_is_named_and_nothing_is_written(
     assert list(source.parent.iterdir()) == [source]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("nowhere.csv", None, "no such file"),
-        ("folder", None, "label format is not recognized"),
-        ("half.json", b'{"images": [', "line 1: this is not JSON"),
-        ("list.json", b"[1, 2]", "is a list"),
-        ("noise.parquet", b"PAR1 noise", "cannot be read as Parquet"),
-    ],
-)
-def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, content: bytes | None, says: str) -> None:
-    (tmp_path / "folder").mkdir()
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    before = sorted(tmp_path.rglob("*"))
-    assert says in refused("inspect", tmp_path / name)
-    assert says in refused("train", tmp_path / name, data / "images", "--out", tmp_path / "run", *TINY)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_names_with_brackets_and_blanks_are_shown_to_be_copied(tmp_path: Path, data: Path) -> None:
-    out = tmp_path / "a [red] name that is long enough for the line to be broken in a terminal of 80.csv"
-    output = done("drop", data / "train.csv", out, "partial:share=0.5")
-    assert f"Wrote {out}\nNext:  halflabel inspect {shlex.quote(str(out))}\n" in output
-    assert f"Next:  halflabel inspect {shlex.quote(str(out))}\n" in done("import", data / "train.csv", out, "--force")
-
-
 def test_a_format_that_would_lose_labels_is_refused(tmp_path: Path, data: Path) -> None:
     done("drop", data / "train.csv", tmp_path / "half.csv", "partial:share=0.5")
     assert "coco" in refused("convert", tmp_path / "half.csv", tmp_path / "out.json", "--to", "coco").lower()
     assert not (tmp_path / "out.json").exists()
-
-
-def test_a_missing_image_is_found_at_import(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "images").mkdir()
-    assert "48 of 48 images have no file" in refused(
-        "import", data / "train.csv", tmp_path / "out.csv", "--images", tmp_path / "images"
-    )
-    assert not (tmp_path / "out.csv").exists()
 
 
 @pytest.mark.parametrize("form", ["coco", "label-studio"])

@@ -21,8 +21,9 @@ def label(case: str, number: int, name: str) -> int:
     return {"present": 1, "absent": -1, "present but one": -1 if other else 1}[case]
 
 
-@pytest.mark.parametrize("case", ["present", "absent", "present but one", "each class"])
-@pytest.mark.parametrize("kind", ["full", "half"])
+@pytest.mark.parametrize(
+    ("case", "kind"), [("present", "half"), ("absent", "full"), ("present but one", "full"), ("each class", "half")]
+)
 def test_every_command_ends_with_an_answer_or_a_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kind: str
 ) -> None:

@@ -169,13 +169,6 @@ def test_predict_writes_one_file_of_the_stated_format(
     done(*words, "--force")
 
 
-def test_predict_writes_no_format_that_nobody_stated(trained: Path, data: Path, tmp_path: Path) -> None:
-    for words in (["--out", tmp_path / "x.txt"], ["--out", tmp_path / "x.csv", "--format", "table"]):
-        assert "--format csv" in refused("predict", trained, data / "images", *words)
-    assert "--out" in refused("predict", trained, data / "images", "--format", "parquet")
-    assert not list(tmp_path.iterdir())
-
-
 def test_predict_fails_where_a_file_is_missing(trained: Path, data: Path, tmp_path: Path) -> None:
     photo = data / "images" / "train-000003.png"
     result = run("predict", trained, photo, tmp_path / "nothing.jpg", "--out", tmp_path / "out.csv")

@@ -45,33 +45,6 @@ def test_the_config_of_a_run_is_read_back(data: Path, tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "d").read_config()["method"] == "an"
 
 
-def test_the_config_of_a_solved_run_is_solved_again(data: Path, tmp_path: Path) -> None:
-    place = ["train", data / "train.csv", data / "images", "--out"]
-    done(*place, tmp_path / "a", *TINY)
-    done(*place, tmp_path / "b", "--config", tmp_path / "a" / "config.yaml")
-    assert RunFolder(tmp_path / "b").score_kind == "out-of-fold"
-    assert RunFolder(tmp_path / "b").read_config() == RunFolder(tmp_path / "a").read_config()
-
-
-@pytest.mark.parametrize(("content", "says"), [("- 1", "does not hold settings"), ("method: em", "does not fit")])
-def test_a_file_that_is_no_config_is_refused(data: Path, tmp_path: Path, content: str, says: str) -> None:
-    (tmp_path / "c.yaml").write_text(content)
-    words = ["train", data / "train.csv", data / "images", "--out", tmp_path / "x", "--config", tmp_path / "c.yaml"]
-    assert says in refused(*words)
-    assert not (tmp_path / "x").exists()
-
-
-def test_an_unknown_method_of_a_config_is_refused_before_the_labels_are_read(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("method: nosuch")
-    words = ["train", tmp_path / "missing.csv", data / "images", "--config", tmp_path / "c.yaml"]
-    assert "no method is called 'nosuch'" in refused(*words)
-
-
-def test_options_of_methods_may_have_underscores(data: Path) -> None:
-    words = ["train", "--dry-run", data / "train.csv", data / "images", "--method", "em", *TINY]
-    assert all("few_absent=0.3" in flat(done(*words, "--set", f"{name}=0.3")) for name in ("few_absent", "few-absent"))
-
-
 def options_in(text: str) -> set[str]:
     return set(re.findall(r"^│ (--[a-z0-9-]+)", text, re.MULTILINE))
 
@@ -84,22 +57,3 @@ def test_help_shows_the_common_options_and_help_all_the_rest(command: str) -> No
     assert {"--backbone", "--tune", "--help"} <= common
     assert {"--set"} <= common
     assert len(common) <= 16
-
-
-def test_train_has_few_common_options() -> None:
-    assert options_in(done("train", "--help")) - {"--help"} == {
-        "--backbone", "--classes", "--config", "--dry-run", "--force", "--method", "--out", "--positives-per-image",
-        "--seed", "--set", "--tune",
-    }  # fmt: skip
-
-
-def test_help_groups_the_commands() -> None:
-    text = done("--help")
-    assert text.index("From labels to a model") < text.index(" train ") < text.index("From a model to more labels")
-    assert text.index("From a model to more labels") < text.index(" fill ") < text.index("Compare methods")
-
-
-def test_an_unknown_option_before_the_arguments_is_named(data: Path) -> None:
-    error = refused("train", "--dry-rn", data / "train.csv", data / "images")
-    assert "has no option --dry-rn" in error
-    assert "did you mean --dry-run?" in error

@@ -346,7 +346,8 @@ def write_questions(questions: Sequence[Question], table: Table, path: str | Pat
 
 def record_questions(questions: Sequence[Question], table: Table, path: Path) -> None:
     """Add questions to the record of all that were asked about a run; of an entry asked again the last one counts."""
-    write_questions([*(read_questions(path, table) if path.exists() else []), *questions], table, path)
+    if questions:  # a file without rows could not be read again
+        write_questions([*(read_questions(path, table) if path.exists() else []), *questions], table, path)
 
 
 def weigh_answers(answers: Labels, *records: Path) -> Labels:
