@@ -190,13 +190,8 @@ def test_a_wrong_command_is_one_error_and_writes_nothing(
 ) -> None:
     (tmp_path / "EMPTY").mkdir()
     (tmp_path / "FILE").write_text("- 1")
-    places = {
-        "L": data / "train.csv",
-        "I": data / "images",
-        "OUT": tmp_path / "out",
-        "FILE/pack": tmp_path / "FILE/pack",
-    }
-    places |= {name: tmp_path / name for name in ("EMPTY", "FILE")}
+    places = {"L": data / "train.csv", "I": data / "images", "OUT": tmp_path / "out"}
+    places |= {name: tmp_path / name for name in ("EMPTY", "FILE", "FILE/pack")}
     assert message in refused(*(places.get(word, word) for word in words))
     assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FILE"}
 
