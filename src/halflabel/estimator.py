@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from halflabel import metrics
-from halflabel.errors import UserError, in_python
+from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import evaluate
@@ -30,10 +30,9 @@ from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.auto import Choice, choose
-from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
-from halflabel.fitting.fit import Inputs, Watch, fit
+from halflabel.fitting.fit import Inputs, fit
 from halflabel.images.estimator_inputs import InputImages, Zero, read_images, read_labels
 from halflabel.images.sources import Arrays, Features, Images
 from halflabel.labels.labels import Labels
@@ -42,8 +41,6 @@ from halflabel.labels.split import group_numbers
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Recipe, recipe
 from halflabel.runs.new_run import make_config
-from halflabel.system import memory
-from halflabel.system.reporter import SILENT, Reporter
 
 __all__ = ["HalfLabelClassifier"]
 
@@ -121,7 +118,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     seed: int = 0
     device: str = "auto"
     cache: str | Path | None = None
-    verbose: bool = False
 
     def fit(self, X: Any, y: Any) -> HalfLabelClassifier:
         """Train on N images or rows of features and what y knows of them."""
@@ -157,10 +153,9 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             channels=X.shape[1] if backbone is None else 0,
             likeness=assembly.likeness(backbone, table.classes, self.cache),
         )
-        watch = Watch(callback=_EpochPrinter() if self.verbose else None)
         # Training seeds torch's random generators.
         with torch.random.fork_rng(devices=range(torch.cuda.device_count() * (assembly.device != "cpu"))):
-            fitted = fit(rows, inputs, assembly.config, recipe=assembly.given_recipe, watch=watch)
+            fitted = fit(rows, inputs, assembly.config, recipe=assembly.given_recipe)
             head = fitted.model.head
         self.log_ = fitted.log
         self.model_ = Model(backbone, head).cpu().eval()
@@ -265,7 +260,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Features:
         """Return the features of each image of X; those of equal images are computed once.
 
-        Memory: (1 + copies) · 2·D bytes per image, · h·w for maps; each view is in a scratch file from 256 MB on.
+        Memory: (1 + copies) · 2·D bytes per image, · h·w for maps.
         """
         distinct, first, again = np.unique(images.keys, return_index=True, return_inverse=True)
         # Strong views are drawn by name: by that of the labels, where they have one.
@@ -276,36 +271,17 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             source = Images([Path(key) for key in distinct.tolist()], names, views, max_bad=1.0)
         else:
             source = Arrays([torch.from_numpy(images.pixels[number]) for number in first], names, views)
-        reporter = Reporter(message=lambda line: print(in_python(line))) if self.verbose else SILENT
         with TemporaryDirectory() as temporary:
-            how: dict[str, Any] = {"copies": copies, "device": choose_device(self.device), "reporter": reporter}
-            cached = cache_features(backbone, source, Path(self.cache or temporary), maps=maps, **how)
+            place, device = Path(self.cache or temporary), choose_device(self.device)
+            cached = cache_features(backbone, source, place, maps=maps, copies=copies, device=device)
             assert cached.strong is not None  # the views above have a strong one
-            values, *strong = (_copy_rows(view, again) for view in (cached.values, *cached.strong))
+            # Copies, as the files may be deleted.
+            values, *strong = (torch.from_numpy(np.take(v, again, axis=0)) for v in (cached.values, *cached.strong))
             bad = np.flatnonzero(np.isin(again, cached.bad))
             del cached
         backbone.cpu()
         numbered = Names.numbered(len(values)) if given is None else given.images
         return Features(values, numbered, bad.tolist(), strong=strong)
-
-
-class _EpochPrinter(Callback):
-    """Prints one line per epoch."""
-
-    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
-        self.epochs = epochs
-
-    def on_epoch_end(self, log: EpochLog) -> None:
-        print(f"epoch {log['epoch']} of {self.epochs}: loss {log['loss']:.4g}")
-
-
-def _copy_rows(cached: Any, index: NDArray[np.int64]) -> Tensor:
-    """Copy these rows of cached features, whose file may be deleted."""
-    rows = memory.scratch_zeros(
-        (len(index), *cached.shape[1:]), torch.float16, f"the features of {len(index)} images take"
-    )
-    np.take(cached, index, axis=0, out=rows.numpy(), mode="clip")  # any other mode would copy them once more
-    return rows
 
 
 def _check_read(logits: Tensor) -> None:

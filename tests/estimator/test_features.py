@@ -62,15 +62,6 @@ def test_the_score_is_map_over_known_entries() -> None:
     assert model.score(X, truth) != pytest.approx(expected)
 
 
-def test_a_class_without_negatives_is_left_out_of_the_score() -> None:
-    X, truth, y = half_labelled()
-    model = make().fit(X, y)
-    positives_only = np.where((np.arange(3) == 2) & (truth < 0), 0, truth)
-    scores = model.predict_proba(X)
-    expected = np.mean([average_precision_score(truth[:, c] > 0, scores[:, c]) for c in range(2)])
-    assert model.score(X, positives_only) == pytest.approx(expected)
-
-
 def test_no_score_without_negatives() -> None:
     X, truth, y = half_labelled()
     model = make().fit(X, y)
@@ -101,12 +92,6 @@ def test_given_threshold_is_used() -> None:
     X, _, y = half_labelled()
     model = make(threshold=0.9).fit(X, y)
     np.testing.assert_array_equal(model.predict(X), np.where(model.predict_proba(X) >= 0.9, 1, -1))
-
-
-def test_one_column_is_one_class_with_unknowns() -> None:
-    X, _, y = half_labelled()
-    model = make().fit(X, y[:, :1])
-    assert model.predict_proba(X).shape == model.decision_function(X).shape == (120, 1)
 
 
 def test_one_dimension_is_single_label() -> None:
@@ -241,15 +226,6 @@ def test_other_processes_fit_a_users_method(of_a_module: Any) -> None:
     get_reusable_executor().shutdown()  # the workers would wait for more tasks
 
 
-def test_verbose_prints_a_line_per_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    X, _, y = half_labelled()
-    make(epochs=2).fit(X, y)
-    assert capsys.readouterr().out == ""
-    make(epochs=2, verbose=True).fit(X, y)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["epoch 1 of 2", "epoch 2 of 2"]
-
-
 def test_the_method_and_its_options_are_used() -> None:
     X, _, y = half_labelled(known=0.2)
     positives = np.where(y > 0, 1.0, NAN)
@@ -295,13 +271,6 @@ def test_bad_parameters_are_refused(parameters: dict[str, Any], message: str) ->
     X, _, y = half_labelled()
     with pytest.raises(UserError, match=message):
         make(**parameters).fit(X, y)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_missing_device_is_refused() -> None:
-    X, _, y = half_labelled()
-    with pytest.raises(UserError, match="there is no CUDA device here"):
-        make(device="cuda").fit(X, y)
 
 
 def test_positives_only_give_probabilities_and_a_threshold() -> None:

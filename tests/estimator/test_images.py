@@ -14,7 +14,6 @@ from estimator_examples import make, solved
 from PIL import Image
 from torch import Tensor
 
-from halflabel import estimator as module
 from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
 from halflabel.features.backbones import build_backbone
@@ -115,14 +114,6 @@ def test_a_method_of_two_views_trains_on_both(folder: Path, tmp_path: Path) -> N
         results[kind] = model.fit(with_repeat, np.concatenate([labels, labels[:1]])).predict_proba(files)
         assert len(list((tmp_path / kind).rglob("values.npy"))) == views
     assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
-
-
-def test_cached_rows_are_copied_in_the_order_of_x(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = np.arange(24, dtype=np.float16).reshape(4, 3, 2)
-    index = np.array([2, 0, 2, 3])
-    for large in (1 << 28, 1):
-        monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", large)
-        assert module._copy_rows(values, index).tolist() == values[index].tolist()
 
 
 def test_a_few_unreadable_images_are_left_out(folder: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from estimator_examples import make
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from halflabel.estimator import HalfLabelClassifier
@@ -19,7 +18,7 @@ EXPECTED = {"check_supervised_y_2d": "y of shape (N, 1) is the labels of one cla
 
 
 @parametrize_with_checks(
-    [make(zero="absent"), HalfLabelClassifier(zero="absent", device="cpu")],
+    [HalfLabelClassifier(zero="absent", device="cpu")],
     expected_failed_checks=lambda estimator: EXPECTED,
 )
 def test_scikit_learn_accepts_it(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,9 +83,3 @@ def test_the_method_may_be_chosen_by_the_labels() -> None:
         assert any(torch.allclose(taken, average, atol=1e-5) for average in averages)
     assert len(solved(method="auto", fit_by="batches").fit(X, y).log_) == 80
     assert len(solved(method="auto", fit_by="batches", epochs=5).fit(X, y).log_) == 5
-
-
-def test_verbose_prints_the_choices_of_the_solver(capsys: pytest.CaptureFixture[str]) -> None:
-    X, _, y = half_labelled()
-    solved(verbose=True).fit(X, y)
-    assert capsys.readouterr().out.startswith("chosen by out-of-fold scores: strength ")
