@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -45,7 +45,7 @@ from halflabel.runs.export import onnx as onnx_export
 from halflabel.serve import app as server
 from halflabel.serve import guard
 from halflabel.system import distributed
-from halflabel.system.files import atomic_write, write_json
+from halflabel.system.files import atomic_write, read_json, write_json
 from halflabel.system.format import counted, printable
 from halflabel.system.format import excel_safe as excel_safe_cell
 from halflabel.system.ray_engine import use_engine
@@ -83,7 +83,8 @@ def evaluate(
     """
     run_folder.model_kind(run)
     check_image_folder(images)
-    check_free(out, force)
+    if out is not None and not _is_evaluation(out):
+        check_free(out, force)
     label_import, group = read.grouped(labels, group)
     predictor = models.Model.open(run)
     show.audit(label_import.audit, table := label_import.table())
@@ -103,6 +104,13 @@ def evaluate(
         show.written(out)
     if predictor.run is not None:
         show.next_command("report", run, "--images", images, why="which labels it gets wrong")
+
+
+def _is_evaluation(path: Path) -> bool:
+    with suppress(UserError):
+        content = read_json(path, "")
+        return isinstance(content, dict) and {"protocol", "per_class"} <= content.keys()
+    return False
 
 
 @command()
