@@ -224,7 +224,13 @@ def _close(rules: list[_Rule], classes: Names, path: Path) -> Rules:
     implies, excludes = matrix("implies"), matrix("excludes")
     count, component = connected_components(implies, connection="strong")
     if count < size:
-        _raise_cycle(rules, component, classes, path)
+        in_cycles = [r for r in rules if r.kind == "implies" and component[r.first] == component[r.second]]
+        cycle = [r for r in in_cycles if component[r.first] == component[in_cycles[0].first]]
+        chain = ", ".join(f"{classes[r.first]} → {classes[r.second]}" for r in cycle[:6])
+        line = cycle[-1].line
+        places = "" if line is None else f" (lines {', '.join(str(r.line) for r in cycle[:6])})"
+        fix = "remove one of these lines; classes that always occur together are one class"
+        raise LabelError(f"a cycle of implications: {chain}{places}", fix, path, line=line)
     implied = eye_array(size, format="csr", dtype=bool) + implies
     while True:  # squaring closes a chain of length n after log2 n rounds
         wider = implied @ implied
@@ -235,30 +241,16 @@ def _close(rules: list[_Rule], classes: Names, path: Path) -> Rules:
     excluded = csr_array(implied @ symmetric @ implied.T)
     impossible = np.flatnonzero(excluded.diagonal())
     if len(impossible):
-        _raise_impossible(rules, int(impossible[0]), implied, classes, path)
+        means = set(implied[impossible[:1]].indices.tolist())
+        rule = next(r for r in rules if r.kind == "excludes" and r.first in means and r.second in means)
+        raise LabelError(
+            f"{classes[impossible[0]]!r} could never be present: it implies both {classes[rule.first]!r} and "
+            f"{classes[rule.second]!r}, which exclude each other",
+            "remove this line, or one of the implications that lead to it",
+            path,
+            line=rule.line,
+        )
     return Rules(csr_array(implied), excluded, len(rules))
-
-
-def _raise_cycle(all_rules: list[_Rule], component: NDArray[Any], classes: Names, path: Path) -> None:
-    in_cycles = [r for r in all_rules if r.kind == "implies" and component[r.first] == component[r.second]]
-    cycle = [r for r in in_cycles if component[r.first] == component[in_cycles[0].first]]
-    chain = ", ".join(f"{classes[r.first]} → {classes[r.second]}" for r in cycle[:6])
-    last_line = cycle[-1].line
-    places = f" (lines {', '.join(str(r.line) for r in cycle[:6])})" if last_line is not None else ""
-    fix = "remove one of these lines; classes that always occur together are one class"
-    raise LabelError(f"a cycle of implications: {chain}{places}", fix, path, line=last_line)
-
-
-def _raise_impossible(rules: list[_Rule], which: int, implied: Any, classes: Names, path: Path) -> None:
-    means = set(implied[[which]].indices.tolist())
-    rule = next(r for r in rules if r.kind == "excludes" and r.first in means and r.second in means)
-    raise LabelError(
-        f"{classes[which]!r} could never be present: it implies both {classes[rule.first]!r} and "
-        f"{classes[rule.second]!r}, which exclude each other",
-        "remove this line, or one of the implications that lead to it",
-        path,
-        line=rule.line,
-    )
 
 
 def find_contradictions(rules: Rules, table: Table, *, max_examples: int = 5) -> tuple[int, list[str]]:
