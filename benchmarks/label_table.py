@@ -74,12 +74,6 @@ def stats(table: Table) -> str:
     return f"{counts.regime}, {counts.positives.sum():,} positives"
 
 
-def pairs(table: Table) -> str:
-    from halflabel.labels.table import top_pairs
-
-    return f"{top_pairs(table, 50)[0].together} images show the first"
-
-
 def graph(table: Table) -> str:
     from halflabel.methods.parts.label_graph import from_cooccurrence
 
@@ -108,7 +102,6 @@ OPERATIONS: dict[str, Callable[[Table], str]] = {
     "open": repr,
     "rows (256)": rows_of_256,
     "stats": stats,
-    "top 50 pairs": pairs,
     "graph, top 50": graph,
     "drop partial 0.1": drop_operation("partial", share=0.1),
     "drop single-positive": drop_operation("single-positive"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from halflabel.labels.table import Table, are_nearly_all_positive, count_together, top_pairs
+from halflabel.labels.table import Table, are_nearly_all_positive, count_together
 
 # Shared machines stall: a deadline would measure them instead of the code.
 quick = settings(deadline=None, max_examples=50)
@@ -71,23 +71,6 @@ def test_pairs_by_the_slow_reference(labels: NDArray[np.int8]) -> None:
 def test_counts_do_not_overflow() -> None:
     table = Table.from_dense(np.ones((300, 2), np.int8))
     assert count_together(table)[0].toarray().tolist() == [[300, 300], [300, 300]]
-
-
-def test_top_pairs() -> None:
-    labels = [[1, 1, -1], [1, 1, -1], [1, -1, 1], [1, -1, -1], [-1, 1, 1], [1, 0, 1]]
-    table = Table.from_dense(labels, classes=["cat", "dog", "cow"])
-    pairs = top_pairs(table, 10)
-    assert [(pair.first, pair.second, pair.together) for pair in pairs] == [
-        ("dog", "cat", 2),
-        ("cow", "cat", 2),
-        ("dog", "cow", 1),
-    ]
-    assert pairs[0].probability == pytest.approx(2 / 3)
-    assert pairs[0].lift == pytest.approx((2 / 3) / (5 / 6))
-    assert pairs[2].probability == pytest.approx(1 / 3)
-    assert pairs[2].lift == pytest.approx((1 / 3) / (3 / 6))
-    assert top_pairs(table, 1) == pairs[:1]
-    assert top_pairs(Table.from_dense(np.zeros((2, 2)))) == []
 
 
 def test_only_a_complete_table_needs_no_more_negatives_than_it_has() -> None:

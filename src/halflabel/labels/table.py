@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,8 +17,6 @@ from halflabel.labels.names import Names
 
 UNCERTAIN = 2  # the value of an uncertain entry, in rows
 Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
-
-_COMMON_CLASSES = 1000  # of which pairs are counted
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -300,16 +298,6 @@ def are_nearly_all_positive(labels: Any, entries: int) -> bool:
     return not absent or (10 * absent < present and present + absent < entries)
 
 
-class Pair(NamedTuple):
-    """Two classes present `together` in so many images, P(second | first), and P(second | first) / P(second)."""
-
-    first: str
-    second: str
-    together: int
-    probability: float
-    lift: float
-
-
 def count_together(table: Table) -> tuple[csr_array, csr_array]:
     """(together, seen), sparse (C, C): images with i and j present, and with i present and j known.
 
@@ -318,28 +306,6 @@ def count_together(table: Table) -> tuple[csr_array, csr_array]:
     """
     present, known = ((part != 0).astype(np.int32) for part in (table.values > 0, table.values))  # int8 would overflow
     return (present.T @ present).tocsr(), (present.T @ known).tocsr()
-
-
-def top_pairs(table: Table, n: int = 20) -> list[Pair]:
-    """The n pairs of classes that are most often present together, most frequent first; of the 1,000 commonest classes.
-
-    `first` is the class with fewer known positives, so that P is the larger of the two conditional probabilities in
-    fully labelled tables. P(second) is the share of positives among its known labels. Ties are in class order.
-    """
-    common = np.sort(np.argsort(-table.stats.positives, kind="stable")[:_COMMON_CLASSES])
-    table = table.subset(classes=common)
-    stats, (together, seen) = table.stats, (matrix.toarray() for matrix in count_together(table))
-    i, j = np.triu_indices(len(common), 1)
-    order = np.lexsort((j, i, -together[i, j]))[: min(n, np.count_nonzero(together[i, j]))]
-    i, j = i[order], j[order]
-    is_rarer = stats.positives[j] < stats.positives[i]
-    i, j = np.where(is_rarer, j, i), np.where(is_rarer, i, j)
-    probability = together[i, j] / seen[i, j]
-    base = stats.positives / np.maximum(stats.annotations, 1)
-    return [
-        Pair(table.classes[a], table.classes[b], int(together[a, b]), float(p), float(p / base[b]))
-        for a, b, p in zip(i.tolist(), j.tolist(), probability, strict=True)
-    ]
 
 
 def _are_equal(one: csr_array | None, other: csr_array | None) -> bool:
