@@ -1,7 +1,4 @@
-"""Bench: trains one task of an experiment at a time, on data that is split once for all tasks.
-
-`run_grid` trains all tasks of a grid one after the other, skipping finished ones, until a deadline.
-"""
+"""Train the tasks of an experiment one after the other, on data that is split once for all."""
 
 from __future__ import annotations
 
@@ -71,11 +68,7 @@ def _report_solve(callback: Callback | None, images: int, done: int, total: int)
 
 @dataclass(frozen=True)
 class Start:
-    """A method with a linear head that is trained first, once per label mask and seed.
-
-    A task that differs only in its epochs is the start itself. With `labelled_only` the start is not trained on images
-    without a known label, even if tasks are.
-    """
+    """A method with a linear head that is trained first; a task that differs only in its epochs is the start itself."""
 
     method: str
     options: Options
@@ -130,10 +123,7 @@ def read_start(path: Path) -> Fitted | None:
 
 
 def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, table: Table) -> None:
-    """Copy the weights of a linear model, x = W f + b, into another model for the same classes.
-
-    The weights of the backbone are copied if it is tuned. The head follows W and b as well as it can (`load_linear`).
-    """
+    """Copy the weights of a linear model, x = W f + b, and of a tuned backbone into another model of the classes."""
     if model.backbone is not None:
         model.backbone.load_state_dict(
             {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
@@ -168,26 +158,17 @@ class Division(NamedTuple):
 class Bench(ExperimentSources):
     """The data and settings of an experiment; trains one task at a time.
 
-    The test images are the same for all tasks and keep all their labels. Of the other images a label mask hides some
-    labels. A linear fit uses all of them, as `train` does; in batches a share of the images
-    is held out for validation, and the rest is trained on. Both depend only on the label mask and the seed, so that all
-    candidates learn from the same labels.
-
-    With validation labels in `data`, nothing is held out. Without them and with config.held_out = 0 no epoch is
-    selected: the last one is used. `select="hidden"` selects epochs and strengths on the hidden labels.
-    `pretrained=False` starts from random weights. `truth` compares the guesses of methods with the hidden labels, for
-    the log. `labelled_only` leaves out training images without a known label. `start` is trained once per label mask
-    and seed, and all other tasks start from its weights, which are stored in `cache`. `with_f1` also fits the decisions
-    of each run, as `train` does. Methods that begin with epochs of the head alone use
-    config.linear_init of them, or if that is 0 their own number.
+    Test images are the same for all tasks and keep all their labels; of the others a label mask hides some. A linear
+    fit uses all of them; in batches a share is held out for validation, unless `data` has validation labels. Both
+    depend only on the label mask and the seed, so that all candidates learn from the same labels.
     """
 
     _: KW_ONLY
-    select: Select = "known"
-    truth: bool = False
-    labelled_only: bool = False
-    start: Start | None = None
-    with_f1: bool = False
+    select: Select = "known"  # the labels that select epochs and strengths; "hidden": all, also those the mask hides
+    truth: bool = False  # compare the guesses of methods with the hidden labels, for the log
+    labelled_only: bool = False  # leave out training images without a known label
+    start: Start | None = None  # whose weights all tasks start from, trained once per label mask and seed
+    with_f1: bool = False  # also fit the decisions of each run, as `train` does
     _divisions: dict[tuple[LabelMask, int], Division] = field(default_factory=dict)
 
     @property
@@ -402,11 +383,7 @@ class Bench(ExperimentSources):
         )
 
     def _decisions(self, scores: Scores | None, known: Table) -> dict[str, Any]:
-        """Return calibration and thresholds, fitted to scores of images with known labels.
-
-        Without such images scores are taken as they are, and the threshold is 0.5, as in a run of `train` without
-        held-out images.
-        """
+        """Return calibration and thresholds, fitted to scores of known labels; without such, thresholds of 0.5."""
         if scores is None:
             return {"calibration": {}, "thresholds": [0.5] * len(known.classes)}
         positives = self.config.positives_per_image
@@ -437,9 +414,7 @@ def _remaining_seconds(grid: Grid, outcomes: Results) -> float | None:
 def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[dict[Task, Outcome], list[Task]]:
     """Run the tasks in order; return the outcomes, and the tasks that were not run because of the deadline.
 
-    Stored runs are reused; a message says how many, and why others were not. A running task stops at the end of the
-    epoch in which the deadline passes. The next call resumes it if the whole network is tuned, and restarts it
-    otherwise.
+    A running task stops at the end of the epoch in which the deadline passes; the next call resumes or restarts it.
     """
     for candidate, _ in grid.pairs:  # before a method can be edited while another one is trained
         method_digest(candidate.method)

@@ -62,17 +62,12 @@ def compare(
 ) -> Trials:
     """Train every method with every seed and label mask, and evaluate all on the same test images.
 
-    Labels made by a model are left out: they are never used for evaluation. `methods` are names, with options as in
-    "em:alpha=0.05"; "auto" stands for a short list that suits the labels. `shares` keep a share of the labels of each
-    image, `protocols` name other protocols of `halflabel.labels.drop`, as in "positives:number=2"; without both, no
-    label is hidden. `search="small"` also tries values of the most important option and, for methods that are trained
-    in batches, other learning rates, with the first seed. `references` adds rows: `an`, the naive reading that
-    unknown is absent; where labels were hidden a method for full labels that knows all of them; and beside methods that
-    need batches `bce` in batches, as rows are ranked only with those that are fitted in the same way. Further
-    `options`: see `ExperimentOptions`.
-
-    Calling again with the same folder `out` continues. Methods, shares and seeds may then be added; everything else
-    has to be the same.
+    Labels made by a model are left out. `methods` are names, with options as in "em:alpha=0.05"; "auto" stands for a
+    short list that suits the labels. `shares` keep a share of the labels of each image, `protocols` name others of
+    `halflabel.labels.drop`, as in "positives:number=2"; without both, no label is hidden. `search="small"` also tries
+    values of the most important option and, in batches, other learning rates, with the first seed. `references` adds
+    rows that show the range: see `_references`. Calling again with the same folder `out` continues; methods, shares and
+    seeds may then be added. Further `options`: see `ExperimentOptions`.
     """
     label_masks = _label_masks(shares, protocols)
     if search not in get_args(Search):
@@ -96,10 +91,9 @@ def make_bench(
     held_out: float = Config.held_out,
     choosing: Table | None = None,
 ) -> Bench:
-    """Check the options, split the data and return the bench; labels made by a model are removed from the test labels.
+    """Check the options, split the data and return the bench.
 
-    Without a config: a head on the bundled backbone, fitted as `train` does; for methods that need batches, with epochs
-    by the number of images and the share `held_out`. A given learning rate is a choice of batches.
+    Without a config: a head on the bundled backbone, fitted as `train` does. A learning rate is a choice of batches.
     """
     check_own_metrics()
     deadline = deadline_of(options.get("budget"))
@@ -248,10 +242,10 @@ def _with_fits(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Can
 def _references(
     candidates: Iterable[Candidate], label_masks: Sequence[LabelMask], bench: Bench, lr: float | None
 ) -> tuple[tuple[Candidate, LabelMask], ...]:
-    """Return the naive method for each set of labels with unknown ones, and one without a label mask if all mask.
+    """Return rows beside the given methods: unknown taken as absent; where labels are hidden, one that knows them all.
 
-    Where systems are trained in batches although `bce` is fitted by L-BFGS, also `bce` in batches, which systems are
-    ranked with; `an` where no label is known to be absent.
+    Where systems are trained in batches although `bce` is fitted by L-BFGS, also `bce` in batches (`an` where no label
+    is known to be absent).
     """
     pairs = []
     if any(candidate.fit == "batches" for candidate in candidates):

@@ -131,10 +131,7 @@ Results = Mapping[Task, Outcome]
 
 @dataclass(frozen=True)
 class Grid:
-    """All tasks of an experiment; `unfit` pairs, whose method cannot learn from such labels, have none.
-
-    `references` are further pairs, which are trained with default settings.
-    """
+    """All tasks of an experiment; none of `unfit` pairs, and `references` with default settings."""
 
     candidates: tuple[Candidate, ...]
     label_masks: tuple[LabelMask, ...]
@@ -164,10 +161,8 @@ class Grid:
     def tasks(self, outcomes: Results) -> Iterator[Task]:
         """Yield the tasks in order; `outcomes` must have the outcome of each before the next one is requested.
 
-        In rounds over all pairs: first every candidate with its default settings and seed 0; then the search, other
-        learning rates until the best is between two others and, at the best, other values of the main hyper-parameter;
-        then the selected settings with seed 1, and so on. No candidate gets a second seed before all have had their
-        first.
+        In rounds over all pairs: every candidate with its default settings and seed 0; then the search, learning rates
+        first; then the selected settings with seed 1, and so on.
         """
         offered: set[Task] = set()
         while True:

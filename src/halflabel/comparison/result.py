@@ -158,10 +158,7 @@ Kind = Literal["comparison", "annotation study", "learning curve"]
 
 @dataclass(frozen=True)
 class Trials:
-    """The result of label masks × methods × seeds: rows, failures, runs not started, and the protocol.
-
-    A comparison ranks the methods with each set of labels; a study ranks the sets of labels of one method.
-    """
+    """The result of label masks × methods × seeds; a study ranks the sets of labels of one method."""
 
     rows: tuple[Row, ...]
     kind: Kind = "comparison"
@@ -264,10 +261,7 @@ class Gap:
 
 
 class Backtest(NamedTuple):
-    """The gain of the last doubling as predicted from the smaller shares, and as measured.
-
-    The interval is a prediction interval: it includes the noise of the measurement.
-    """
+    """The gain of the last doubling as predicted from the smaller shares (a prediction interval), and as measured."""
 
     foretold: Interval
     measured: Number
@@ -334,10 +328,7 @@ def _variance(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> t
 
 
 def moved_share(first: NDArray[np.float32], second: NDArray[np.float32], known: NDArray[np.bool_]) -> float:
-    """Return the share of known entries (N, C) that two methods rank differently within their class.
-
-    0 where all logits are equal; otherwise one entry more counts as moved, as on other photos one might be.
-    """
+    """Return the share of known entries (N, C) that two methods rank differently within their class."""
     if np.array_equal(first, second, equal_nan=True):
         return 0.0
     orders = [np.argsort(np.where(known, logits, np.nan), 0, kind="stable") for logits in (first, second)]
@@ -371,10 +362,7 @@ def paired_interval(scores: Sequence[TaskScore], others: Sequence[TaskScore]) ->
 
 
 def photos_to_see(scores: Sequence[TaskScore], others: Sequence[TaskScore], photos: int) -> int:
-    """Return how many test images make the 95 % interval of a paired difference ± 1 point, two digits.
-
-    Its width falls with the root of their number; `photos` are those of the scores. Seeds are left out.
-    """
+    """Return how many test images make the 95 % interval of a difference ± 1 point, two digits, seeds left out."""
     replicates = np.mean([score.replicates - other.replicates for score, other in zip(scores, others, strict=True)], 0)
     if np.isfinite(replicates).sum() < 2:  # a method failed, or nothing can be measured
         return 0
@@ -382,10 +370,7 @@ def photos_to_see(scores: Sequence[TaskScore], others: Sequence[TaskScore], phot
 
 
 def common_seeds(seeds_of: Mapping[K, Collection[int]]) -> tuple[int, ...]:
-    """Return the seeds that all have, or all but the few that have none of them.
-
-    Runs of one seed share their labels and validation images, and some seeds are harder than others: means over
-    different seeds cannot be compared.
+    """Return the seeds that all have, or all but the few that have none of them: some seeds are harder than others.
 
     >>> common_seeds({"a": [0, 1, 2], "b": [0, 1]}), common_seeds({"a": [0, 1], "b": [0], "c": [2]})
     ((0, 1), (0,))
@@ -400,10 +385,7 @@ Pair = tuple[Candidate, LabelMask]
 
 
 def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, kind: Kind = "comparison") -> Trials:
-    """Return the rows of all finished pairs, and the table of their runs.
-
-    The methods of a comparison are in order, best first by the common seeds; those without a common seed are last.
-    """
+    """Return the rows of all finished pairs, in a comparison the best first, and the table of their runs."""
     panels: dict[Any, list[Pair]] = {}
     for pair in grid.pairs:
         panels.setdefault((pair[1], pair[0].fit) if kind == "comparison" else pair[0].name, []).append(pair)
@@ -519,11 +501,7 @@ def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:
 
 
 class TaskScorer:
-    """Evaluates finished tasks on the test images.
-
-    Leaves out images that cannot be read, and classes without both a known positive and a known negative, whose
-    average precision would be the same for every method.
-    """
+    """Evaluates finished tasks on the readable test images, over classes with a known positive and a known negative."""
 
     def __init__(self, bench: Bench, store: Store) -> None:
         self.store, self.test = store, bench.test

@@ -66,8 +66,7 @@ def split_data(
 ) -> ExperimentData:
     """Split the labels; `test` and `validation` are labels of other images, without `test` a share is set aside.
 
-    The images of `test` and `validation` are in `test_images` and `validation_images`, or in `images`. Images of one
-    group, see `labels.groups`, and copies of one file stay together.
+    Their images are in `test_images` and `validation_images`, or in `images`. Images of one group stay together.
     """
     validation = None if validation is None else _matched(validation, table, "validation")
     for labels, own_images, name in ((test, test_images, "test"), (validation, validation_images, "validation")):
@@ -108,10 +107,7 @@ def split_data(
 
 
 def without_model_labels(labels: Table | Labels, reporter: Reporter = SILENT) -> Table:
-    """Return the labels that no model made: in an experiment any label may be used for evaluation.
-
-    A method that learned from model-made labels would otherwise be evaluated on labels of its own kind.
-    """
+    """Return the labels that no model made: in an experiment any label may be used for evaluation."""
     labels = Labels.of(labels)
     if excluded := labels.training.known - labels.people.known:
         reporter.message(f"{excluded} of {labels.training.known} labels were made by a model: they are left out")

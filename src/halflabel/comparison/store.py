@@ -55,10 +55,7 @@ class Store:
         self.folder = folder
 
     def start(self, identity: Mapping[str, Any], *, force: bool = False) -> bool:
-        """Create the folder or continue in it; returns True if it existed.
-
-        Results of other settings are refused, unless `force` removes them.
-        """
+        """Create the folder or continue in it; results of other settings are refused, unless `force` removes them."""
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file", "name a folder for the results with ‹out›")
         wanted = to_json_value(dict(identity))
@@ -168,8 +165,7 @@ def _change(name: str, before: Any, now: Any) -> str:
 def method_digest(method: str) -> str:
     """Return a digest of the version of halflabel and of the file of a method; comments do not change it.
 
-    For a method of a plugin, the modules beside that file count too, as the method may import them; not those that hold
-    only metrics. In a notebook, the cell counts.
+    Of a plugin, the modules beside that file count too, unless they hold only metrics; in a notebook, the cell.
     """
     build = recipe(method).build
     module = sys.modules.get(build.__module__)

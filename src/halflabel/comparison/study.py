@@ -1,7 +1,4 @@
-"""Trials of one method on several sets of labels: how to spend labels (Durand 2019, §4.1), and whether more pay.
-
-`study` spends the same number of clean labels as partial, dense or noisy ones; `grow` extrapolates to twice the labels.
-"""
+"""Trials of one method on several sets of labels: how to spend labels (Durand 2019, §4.1), and whether more pay."""
 
 from __future__ import annotations
 
@@ -74,11 +71,10 @@ def study(
 ) -> Trials:
     """Spend the same number of clean labels in several ways and compare the results. (Durand 2019, §4.1.)
 
-    Only images with all labels known are used, and labels made by a model are left out. `budgets` are the shares of
-    labels that are clean: partial, that share of the labels of every image; dense, all labels of that share of the
-    images; noisy, all labels, of which the others are wrong (only from one half on: below, labels mean the opposite);
-    noisy+, one positive per image and all other labels negative, which has one share only. Further `options`: see
-    `ExperimentOptions`.
+    Only images with all labels known are used. `budgets` are the shares of labels that are clean: partial, that share
+    of the labels of every image; dense, all labels of that share of the images; noisy, all labels, of which the others
+    are wrong (only from one half on); noisy+, one positive per image and all other labels negative. Further `options`:
+    see `ExperimentOptions`.
     """
     for name in strategies:
         if name not in STRATEGIES:
@@ -109,11 +105,9 @@ def grow(
 ) -> Trials:
     """Measure the learning curve over nested shares of the known labels, and extrapolate to twice the labels.
 
-    Labels made by a model are left out. The curve uses whole images with the labels they have; the control uses as many
-    labels drawn at random over all images. mAP = a − b · share^(−c) is fitted to the means over seeds; its interval
-    comes from resampled curves (`extrapolate`). `worth` is the gain in points of mAP that would justify
-    twice the labels. In epochs of batches and with config.held_out = 0, the default, the last epoch is evaluated.
-    Further `options`: see `ExperimentOptions`.
+    The curve uses whole images with the labels they have; the control as many labels drawn over all images. mAP = a − b ·
+    share^(−c) is fitted to the means over seeds (`extrapolate`). `worth` is the gain in points of mAP that would justify
+    twice the labels. Further `options`: see `ExperimentOptions`.
     """
     shares = _check_shares(shares)
     if len(shares) < 3 or shares[-1] < 1:
@@ -223,8 +217,7 @@ class Law(NamedTuple):
 def extrapolate(scores: Mapping[float, Mapping[int, TaskScore]], worth: float = 1.0) -> Growth:
     """Fit the power law to share -> seed -> score, with 1.0 (all labels) among the shares; predict twice the labels.
 
-    The interval comes from resampled curves: the bootstrap of the test images, and noise with the pooled spread over
-    seeds.
+    Its interval: curves of bootstrap samples of the test images, and noise with the pooled spread over seeds.
     """
     share = np.array(list(scores))
     means, drawn = _resampled(list(scores.values()))
@@ -255,8 +248,7 @@ def extrapolate(scores: Mapping[float, Mapping[int, TaskScore]], worth: float = 
 def fit_law(share: NDArray[np.float64], value: NDArray[np.float64]) -> Law:
     """Fit value = a − b · share^(−c) by least squares with b ≥ 0 and a ≤ 1; share (B,), value (R, B).
 
-    For a fixed exponent the best a and b have a closed form, so all R curves are fitted at once on a grid of exponents,
-    then on a finer grid around the best one; this cannot stop in a local minimum.
+    For a fixed exponent the best a and b have a closed form: all R curves are fitted on a grid of exponents, twice.
     """
     coarse = _best_law(np.tile(_EXPONENTS[:, None], len(value)), share, value)
     return _best_law(coarse.c * _REFINEMENT[:, None], share, value)

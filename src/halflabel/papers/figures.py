@@ -70,9 +70,8 @@ def draw_figures(
 ) -> list[DrawnFigure]:
     """Draw the figures of a finished run into a folder; a figure that the run cannot have states the reason.
 
-    `photos`: the folder of the run's images; without it, only scores stored in the run can be drawn. At most `scan`
-    training images are scored; `reporter` gets the progress. NAME.json or NAME.csv lies next to NAME.png. The files
-    contain image names, but no folders.
+    Without `photos`, the folder of the run's images, only scores stored in the run can be drawn. At most `scan`
+    training images are scored.
     """
     if photos is not None and not photos.is_dir():
         raise UserError(f"{photos} is not a folder", "name the folder with the images")
@@ -107,7 +106,6 @@ def score_densities(scores: ArrayLike, truth: ArrayLike, bins: int = 50) -> Scor
     """Score densities of positives and negatives, and their Wasserstein distance W₁ = ∫ |F⁺(s) − F⁻(s)| ds.
 
     scores (N, C) in [0, 1], NaN for unreadable images; truth (N, C) in {−1, 0, +1}, entries of value 0 are ignored.
-    W₁ is 0 for equal distributions and 1 for perfect scores. Zhou 2022 compares methods by it.
     """
     scores, truth = np.asarray(scores, np.float64), np.asarray(truth)
     present, absent = (truth > 0) & ~np.isnan(scores), (truth < 0) & ~np.isnan(scores)
@@ -173,11 +171,7 @@ class LabelEdge(NamedTuple):
 
 
 def strongest_edges(before: Edges, after: Edges, classes: Names | Sequence[str]) -> list[LabelEdge]:
-    """The edges between different labels, strongest first; ties by class number.
-
-    `before` and `after` are the same edges in the same order, before and after training. Edges of weight 0, which
-    training has removed, are left out.
-    """
+    """The edges of weight > 0 between different labels, strongest first, with their weights before training."""
     between = np.flatnonzero((after.rows != after.cols) & (after.weights > 0))
     order = between[np.lexsort((after.cols[between], after.rows[between], -after.weights[between]))]
     names = [(classes[int(after.rows[e])], classes[int(after.cols[e])]) for e in order]
@@ -291,11 +285,7 @@ def save_figure(figure: Any, path: Path, caption: str) -> None:
 
 
 class FigureInputs:
-    """A finished run. What takes long is loaded on first use and kept.
-
-    At most `scan` training images are scored. `photos` is the image folder; without it there are no photos, no
-    features, and no scores except those of held-out images.
-    """
+    """A finished run. What takes long is loaded on first use and kept."""
 
     def __init__(self, run: RunFolder, photos: Path | None, *, scan: int, reporter: Reporter = SILENT) -> None:
         self.run, self.photos, self.scan, self.reporter = run, photos, scan, reporter

@@ -79,10 +79,6 @@ def compute_metric(
     """One metric of METRICS from test logits (N, C) and labels (N, C) in {−1, 0, +1}, in percent.
 
     counts (C,): training annotations per class, needed for groups. Thresholds apply to the score σ(logit).
-
-    >>> labels = torch.tensor([[1, -1], [-1, 1]])
-    >>> compute_metric("accuracy", torch.tensor([[2.0, 1.0], [3.0, 1.0]]), labels)
-    50.0
     """
     if metric == "mAP":
         return 100 * _mean_ap(logits, labels, counts, **options)

@@ -30,8 +30,7 @@ class CellRun(NamedTuple):
 class TableFigure:
     """One number of a table, in percent: published, reproduced, and the difference; NaN where there is none.
 
-    `ours` is the mean over the seeds whose runs are all finished, `ours_sd` their standard deviation. The value of one
-    seed is the mean over label masks and trials. `relative_to` names the row that both are the difference to.
+    `ours` is the mean over the seeds whose runs are all finished; of one seed, the mean over label masks and trials.
     """
 
     row: str
@@ -53,10 +52,7 @@ class TableFigure:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The result of `reproduce`; the field names are the keys of reproduction.json.
-
-    `differs`, `unsaid` and `failures` are sentences that name the conditions, rows or runs they are about.
-    """
+    """The result of `reproduce`; the field names are the keys of reproduction.json."""
 
     id: str
     paper: str
@@ -212,8 +208,6 @@ def describe_measure(measure: PaperMeasure) -> str:
 
 def group_lines(lines: Mapping[str, Sequence[str]], all_names: str = "", most: int | None = None) -> list[str]:
     """Each line once, after the names of the conditions or rows it is about, of which at most `most` are listed.
-
-    A line that is about all names comes first, after `all_names`, or alone if that is empty.
 
     >>> group_lines({"10 %": ["a", "b"], "20 %": ["a", "b"], "30 %": ["a"], "40 %": ["c"]}, most=2)
     ['10 % and 2 others: a', '10 %; 20 %: b', '40 %: c']

@@ -39,10 +39,7 @@ T = TypeVar("T")
 
 @dataclass
 class RunGroup:
-    """Runs that share their data and all settings, and therefore a bench and a result folder.
-
-    `jobs` maps what is trained to the table cells that use the result.
-    """
+    """Runs that share data, settings, bench and result folder; `jobs`: what is trained -> the cells that use it."""
 
     folder: str
     condition: Condition
@@ -169,14 +166,9 @@ def reproduce(
 ) -> Reproduction:
     """Run a published table again on the data set in `folder`, or in the subfolder with the data set's name.
 
-    rows, conditions  select some by name, by part of the name or, rows, by method. Without `conditions`, conditions
-                      whose data set is missing are left out and reported.
-    dataset           run on another data set than the paper's; no differences are computed then
-    budget            time limit of this call, in seconds or as text such as "30m"
-    cache             folder for features and initial models, shared between tables; see `default_cache`
-
-    For each condition, every row is trained with seed 0, then with seed 1, and so on. Each finished run is stored in
-    `out`; the same call continues there.
+    `rows` and `conditions` select some by name, by part of the name or, rows, by method; conditions whose data set is
+    missing are left out and reported. On another `dataset` than the paper's no differences are computed. Each finished
+    run is stored in `out`; the same call continues there.
     """
     deadline = deadline_of(budget)
     table = find_table(id)

@@ -1,7 +1,4 @@
-"""From a cell of a table to training settings, with a line for every deviation from the paper.
-
-What is counted in epochs is scaled when training is longer or shorter than in the paper.
-"""
+"""From a cell of a table to training settings, with a line for every deviation from the paper."""
 
 from __future__ import annotations
 
@@ -49,10 +46,7 @@ class Overrides:
 
 
 class CellSetup(NamedTuple):
-    """How a cell is trained: configuration, method options, and the deviations from the paper.
-
-    `differs` concerns all rows of the condition, `row_differs` only this row.
-    """
+    """How a cell is trained; `differs` concerns all rows of the condition, `row_differs` only this row."""
 
     config: Config
     pretrained: bool
@@ -200,15 +194,10 @@ def scale_options(
 ) -> dict[str, Any]:
     """Scale the options of a method that count epochs: the given options, plus those defaults that change.
 
-    Where the table does not state its training length (declared=False), epochs are not a share of that length. Then
-    only what would begin too late is scaled, and only when training is shorter.
+    Where the table does not state its training length (declared=False), only what would begin too late is scaled.
 
     >>> scale_options("plcl", {"relabel_at": "10,15", "theta": 0.3}, 20, 4)
     {'theta': 0.3, 'relabel_at': '2,3'}
-    >>> scale_options("sst", {}, 20, 40)
-    {'theta_fall': 0.0125, 'warm': 10}
-    >>> scale_options("sst", {}, 20, 4, declared=False)
-    {'warm': 1}
     """
     if before == now or not (declared or now < before):
         return dict(options)

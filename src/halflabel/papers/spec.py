@@ -38,10 +38,7 @@ Mask = Annotated[LabelMask, BeforeValidator(_read_mask)]  # as `compare --protoc
 
 
 class PaperMeasure(_Spec):
-    """A measure by the paper's name, and the metric of `papers.measure` with its options; all in percent.
-
-    `relative`: the paper prints the difference to another row.
-    """
+    """A measure by the paper's name, and its metric, in percent; `relative`: as the difference to another row."""
 
     name: str
     metric: str
@@ -50,10 +47,7 @@ class PaperMeasure(_Spec):
 
 
 class InitialModel(NamedTuple):
-    """A method that is trained first, for this many epochs; the rows start from its weights.
-
-    `labelled_only` trains it without the images that have no known label, even where the rows use them.
-    """
+    """A method that is trained first, and whose weights rows start from; on all images, or labelled ones."""
 
     method: str
     epochs: int
@@ -61,11 +55,7 @@ class InitialModel(NamedTuple):
 
 
 class PaperTraining(_Spec):
-    """How a paper trains, as fields of `Config` and of the weak view.
-
-    `unsaid` names settings that the paper does not state: their values are the library's or the released code's.
-    `differs` is what the paper does that these settings cannot express.
-    """
+    """How a paper trains; `unsaid` are settings that it does not state, `differs` is what cannot be expressed."""
 
     config: Mapping[str, Any]
     weak_view: Mapping[str, Any] = {}

@@ -1,8 +1,4 @@
-"""Galleries of photos on a run's page: labels that are likely missing, and labels that are likely wrong.
-
-Entries are chosen by score; a person has to decide whether the model or the label is wrong. The script of the page
-shows them in pages, or those of one class.
-"""
+"""Galleries of photos on a run's page: labels that are likely missing, and labels that are likely wrong."""
 
 from __future__ import annotations
 
@@ -90,10 +86,7 @@ def rank_contradicted(scores: NDArray[Any], labels: NDArray[Any], thresholds: ND
 
 
 def choose_entries(rank: NDArray[Any], most: int = TILES) -> list[GalleryEntry]:
-    """Return the entries with the highest rank (M, C), highest first; −∞ is never chosen.
-
-    Every class gets its share of the places before others get more.
-    """
+    """Return the entries with the highest rank (M, C); every class gets its share before others get more."""
     rows, columns = np.nonzero(rank > -np.inf)
     order = np.argsort(-rank[rows, columns], kind="stable")
     rows, columns = rows[order], columns[order]
@@ -105,10 +98,7 @@ def choose_entries(rank: NDArray[Any], most: int = TILES) -> list[GalleryEntry]:
 def score_images(
     facts: RunFacts, predictor: Model, source: Images, most: int, reporter: Reporter = SILENT
 ) -> GalleryScores:
-    """Return images with the scores in the run, held-out or out-of-fold, and at most `most` others, scored now.
-
-    Of more training images a random sample is scored, which depends only on the image names.
-    """
+    """Return images with the scores in the run, and a sample of at most `most` training images, scored now."""
     training = facts.training
     if facts.is_out_of_fold:
         training = training[:0]  # an image without a score could not be read
@@ -132,11 +122,7 @@ def score_images(
 def galleries(
     facts: RunFacts, run: RunFolder, folder: Path, *, scan: int, maps: bool, reporter: Reporter
 ) -> Section | None:
-    """Return galleries with photos of a folder; at most `scan` training images are scored for them.
-
-    `maps` draws where the model sees the class, which takes a pass through the network per photo. Where precision can
-    only be estimated, the questions that would tell most come first.
-    """
+    """Return galleries with photos of a folder; `maps` draws where the model sees the class."""
     predictor = Model.open(run)
     source = open_images(facts.table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
     scored = score_images(facts, predictor, source, scan, reporter)

@@ -24,10 +24,7 @@ _NUMBERS = ("present", "absent", "AP", "AP_low", "AP_high", "threshold", "precis
 
 @dataclass(frozen=True, eq=False)
 class HeldOutResults:
-    """Scores, known labels and metrics of the H held-out images that could be read.
-
-    Labels made by a model do not count as known.
-    """
+    """Scores, labels of people and metrics of the H held-out images that could be read."""
 
     classes: Names
     images: NDArray[np.int64]  # (H,) indices in the label table

@@ -1,7 +1,4 @@
-"""The HTML page of a training run: one file that needs no network, in light and dark, for desktop and phone.
-
-`halflabel report RUN` calls `write_report`.
-"""
+"""The HTML page of a training run: one file that needs no network, in light and dark, for desktop and phone."""
 
 from __future__ import annotations
 
@@ -61,11 +58,10 @@ def build_page(
     maps: bool = False,
     reporter: Reporter = SILENT,
 ) -> str:
-    """Return the page of a run as HTML text.
+    """Return the page of a run as HTML text, without folder names of this machine.
 
-    With `images`, the folder of the photos, the page has galleries: held-out images with the scores in the run, and at
-    most `scan` training images, which are scored now (`reporter` gets the progress); with `maps`, they show where the
-    model sees the class. The page holds no folder names of this machine.
+    With `images`, the folder of the photos, it has galleries, for which at most `scan` training images are scored now;
+    with `maps`, they show where the model sees the class.
     """
     facts = read_run_facts(run)
     results, table, config = facts.held_out, facts.table, facts.config

@@ -1,7 +1,6 @@
-"""Charts as inline SVG: a few kilobytes each, sharp at any size, in the page's colours, light or dark.
+"""Charts as inline SVG, about 340 units wide, so that text has the same size on a phone and on a desktop.
 
-Charts are about 340 units wide and stand side by side where there is room, so text has the same size on a phone and on
-a desktop. Colours come from CSS classes, never from a style attribute, which the page's security policy forbids.
+Colours come from CSS classes, never from a style attribute, which the page's security policy forbids.
 """
 
 from __future__ import annotations
@@ -114,10 +113,7 @@ def line_chart(
     labels: tuple[str, str],
     mark: tuple[float, str] | None = None,
 ) -> Html:
-    """Draw a line over integers such as epochs; points that are not finite are skipped.
-
-    `labels` are those of the axes x and y. `mark` is an x to highlight, with a note.
-    """
+    """Draw a line over integers such as epochs; `labels` of x and y, `mark`: an x to highlight, with a note."""
     finite = np.flatnonzero(np.isfinite(y_values))
     at = finite[np.unique(np.linspace(0, len(finite) - 1, _MOST_POINTS).astype(int))]
     ends, low, high = (float(x_values.min()), float(x_values.max())), y_values[at].min(), y_values[at].max()
@@ -166,9 +162,8 @@ def interval_chart(
 ) -> Html:
     """Draw one row per name: an AP or mAP and its interval; a vertical line marks `reference`.
 
-    The axis has the range `span`, or one that holds everything. Values are 0 … 1 and labelled in points of 100;
-    `differences` are labelled with a sign. With `dots`, one array per name, the dots are drawn, and the value becomes a
-    short line across them. Where `hollow`, the value is drawn as a ring: few positives support it.
+    Values are 0 … 1 and labelled in points of 100, `differences` with a sign. With `dots`, one array per name, the value
+    is a short line across them. Where `hollow`, the value is a ring: few positives support it.
     """
     bottom = 8 + ROW_HEIGHT * len(names)
     span = span or padded_range(values, low, high, *dots, np.array(reference))
@@ -209,8 +204,7 @@ def interval_lines(
 ) -> Html:
     """Draw lines of mAP, in points of 100, with intervals over a logarithmic x axis.
 
-    The ticks are the values of x unless `ticks` gives others. `fit` is a fitted curve (x, y, low, high), drawn instead
-    of the lines between the points. `mark` is an x to highlight, with a note.
+    `fit` is a fitted curve (x, y, low, high), drawn instead of the lines. `mark` is an x to highlight, with a note.
     """
     all_x = np.unique(np.concatenate([line.x for line in series]))
     x_ticks = list(ticks) or all_x.tolist()
@@ -255,10 +249,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(scores: NDArray[Any], labels: NDArray[Any], bins: int = 10) -> Reliability:
-    """Compute mean score and share present over known entries, in equal bins of score; scores, labels: (N, C).
-
-    The interval is Wilson's, which assumes independent entries; entries of one image are not quite independent.
-    """
+    """Compute mean score and share present of known entries (N, C), in equal bins of score."""
     known = labels != 0
     score, present = scores[known].astype(np.float64), labels[known] > 0
     number = np.minimum((score * bins).astype(np.int64), bins - 1)
@@ -293,11 +284,7 @@ def histogram(
     log: bool = False,
     integers: bool = False,
 ) -> Html:
-    """Draw a histogram: counts (bins,) between edges (bins + 1,).
-
-    `log` makes the height logarithmic, so that small bins show beside large ones. With `integers`, the ticks of x are
-    integers.
-    """
+    """Draw a histogram: counts (bins,) between edges (bins + 1,), with `log` on a logarithmic height."""
 
     def scaled(value: float) -> float:
         return math.log10(1 + value) if log else float(value)

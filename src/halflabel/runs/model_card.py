@@ -14,10 +14,7 @@ from halflabel.system.format import markdown
 
 
 def model_card(config: Mapping[str, Any], trained: str, evaluation: Evaluation, held_out: Table, kind: Kind) -> str:
-    """Describe the model, its evaluation on the labels of `held_out` and its limits; contains only measured values.
-
-    `trained` is the line that says what was trained, `Assembly.describe`.
-    """
+    """Describe the model, its evaluation on the labels of `held_out` and its limits; contains only measured values."""
     out_of_fold = kind == "out-of-fold"
     images = "images" if out_of_fold else "held-out images"
     measured_on = f"all images by {MEASURED_ON[kind]}" if out_of_fold else MEASURED_ON[kind]

@@ -1,7 +1,4 @@
-"""Readers of public data sets in their published layout: a folder in, labels for training and test out.
-
-`base` holds Dataset, Split, RawImages and the errors about missing files; the other modules read the layouts.
-"""
+"""Readers of public data sets in their published layout: a folder in, labels for training and test out."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ __all__ = ["DATASETS", "Dataset", "Layout", "RawImages", "Split", "dataset_layou
 
 
 class _Entry(NamedTuple):
-    """The name of the reader, and its fixed arguments besides the folder and the user's options.
-
-    `published` are the numbers of training and test images, where they do not depend on the release or on options.
-    """
+    """A reader's name and fixed arguments; `published`: training and test images, where no option changes them."""
 
     title: str
     reader: str
@@ -44,11 +38,7 @@ _READERS = {**photo_folders.READERS, **records.READERS}
 
 
 def open_dataset(name: str, folder: str | Path, **options: Any) -> Dataset:
-    """Open a data set by name; `options` are those of its `read` function, such as `difficult` for Pascal VOC.
-
-    Labels are read at once, pixels on demand. A missing file raises an error with its name, where to get it and what
-    the folder should contain.
-    """
+    """Open a data set by name; `options` are those of its `read` function, such as `difficult` for Pascal VOC."""
     entry, allowed = _entry(name), dataset_options(name)
     for option in options:
         if option not in allowed:

@@ -36,10 +36,7 @@ Entry = dict[str, Any]
 
 
 def read_printed(measures: Sequence[str], blocks: Mapping[str, str]) -> Printed:
-    """Read printed numbers from text blocks: condition -> lines of `row | numbers`, one per measure, – for none.
-
-    In a block for several conditions, "10 %; 90 %", each line has all measures of the first, then those of the second,
-    etc.
+    """Read printed numbers: "condition; condition" -> lines of `row | numbers`, per condition one per measure, – for none.
 
     >>> read_printed(("mAP", "OF1"), {"10 %; 90 %": "bce | 61.7±0.1 – 77.7 76.6"})["bce", "10 %", "mAP"]
     (61.7, 0.1)
