@@ -105,9 +105,8 @@ def grow(
 ) -> Trials:
     """Measure the learning curve over nested shares of the known labels, and extrapolate to twice the labels.
 
-    The curve uses whole images with the labels they have; the control as many labels drawn over all images. mAP = a − b ·
-    share^(−c) is fitted to the means over seeds (`extrapolate`). `worth` is the gain in points of mAP that would justify
-    twice the labels. Further `options`: see `ExperimentOptions`.
+    The curve uses whole images with the labels they have; the control as many labels drawn over all images. `worth` is
+    the gain in points of mAP that would justify twice the labels. Further `options`: see `ExperimentOptions`.
     """
     shares = _check_shares(shares)
     if len(shares) < 3 or shares[-1] < 1:

@@ -162,8 +162,8 @@ def interval_chart(
 ) -> Html:
     """Draw one row per name: an AP or mAP and its interval; a vertical line marks `reference`.
 
-    Values are 0 … 1 and labelled in points of 100, `differences` with a sign. With `dots`, one array per name, the value
-    is a short line across them. Where `hollow`, the value is a ring: few positives support it.
+    Values are 0 … 1 and labelled in points of 100, `differences` with a sign. With `dots`, one array per name, the
+    value is a short line across them. Where `hollow`, the value is a ring: few positives support it.
     """
     bottom = 8 + ROW_HEIGHT * len(names)
     span = span or padded_range(values, low, high, *dots, np.array(reference))

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from halflabel.system.format import group_digits, shorten
+from halflabel.system.format import decimal, group_digits, markdown, points, shorten
 
 Html = Markup  # text that is safe to put on a page; other text is escaped
 SCRIPTS = ("sort", "tips", "photos", "thresholds", "classes")  # of the reports
@@ -99,7 +99,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(count=group_digits, shorten=shorten)
+    environment.filters.update(count=group_digits, shorten=shorten, markdown=markdown, points=points, decimal=decimal)
     environment.tests["finite"] = math.isfinite
     return environment
 

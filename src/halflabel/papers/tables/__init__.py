@@ -36,7 +36,7 @@ Entry = dict[str, Any]
 
 
 def read_printed(measures: Sequence[str], blocks: Mapping[str, str]) -> Printed:
-    """Read printed numbers: "condition; condition" -> lines of `row | numbers`, per condition one per measure, – for none.
+    """Read printed numbers: "condition; condition" -> lines of `row | numbers`, by condition and measure, – for none.
 
     >>> read_printed(("mAP", "OF1"), {"10 %; 90 %": "bce | 61.7±0.1 – 77.7 76.6"})["bce", "10 %", "mAP"]
     (61.7, 0.1)

@@ -16,15 +16,13 @@ from halflabel.fitting.config import Config
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.run_files import verify_checksum
 from halflabel.system.files import atomic_write, write_json
-from halflabel.system.format import decimal, markdown, points
+from halflabel.system.html import render
 
 if TYPE_CHECKING:
     from halflabel.runs.model import Model as Predictor
 
 
 FILES = ("model.safetensors", "config.json", "README.md")
-
-_MAX_CLASSES = 60  # classes in the table of the card
 
 
 def export_hub(
@@ -60,19 +58,21 @@ def export_hub(
 
 
 def card(run: RunFolder, model: Predictor) -> str:
+    """Return the model card: front matter for the Hub, then the evaluation of the run."""
     front = _front_matter(model.config, run.read_object("metrics.json"), run.score_kind)
-    front_matter = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
     run_card = run / "model_card.md"
-    if run_card.exists():
-        body = run_card.read_text(encoding="utf-8").strip()
-    else:
-        body = (
-            f"# {model.config.backbone}, trained by `{model.config.method}`\n\n"
-            f"Multi-label classifier for {len(model.classes)} classes. **Nothing was measured**: "
-            "no images were held out. The thresholds are 0.5 and the probabilities are not calibrated."
+    numbers = ("AP", "AP_low", "AP_high", "threshold")
+    return str(
+        render(
+            "runs/export/hub_card.md.j2",
+            front_matter=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+            run_card=run_card.read_text(encoding="utf-8").strip() if run_card.exists() else "",
+            config=model.config,
+            classes=len(model.classes),
+            rows=[row | {key: _number(row.get(key)) for key in numbers} for row in run.read_csv("per_label.csv")],
+            view=model.views["plain"],
         )
-    parts = [f"---\n{front_matter}---\n", body, *_per_class(run), _usage(model.views["plain"]), _LICENCE]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    )
 
 
 def push(folder: Path, repo: str, *, private: bool = False, api: Any = None) -> str:
@@ -125,54 +125,8 @@ def _front_matter(config: Config, metrics: Mapping[str, Any], kind: Kind | None)
     return front
 
 
-def _per_class(run: RunFolder) -> list[str]:
-    rows = run.read_csv("per_label.csv")
-    if not rows:
-        return []
-    lines = [
-        "## Classes",
-        "",
-        "| class | AP (95 % interval) | threshold | known present | known absent |",
-        "|---|---|---|---|---|",
-    ]
-    for row in rows[:_MAX_CLASSES]:
-        value, low, high, threshold = (_number(row.get(key)) for key in ("AP", "AP_low", "AP_high", "threshold"))
-        shown = points(value) if value != value else f"{points(value)} ({points(low)} – {points(high)})"
-        lines.append(
-            f"| {markdown(row['class'])} | {shown} | {decimal(threshold)} | {row['present']} | {row['absent']} |"
-        )
-    if len(rows) > _MAX_CLASSES:
-        lines.append(f"\n{len(rows) - _MAX_CLASSES} more classes are in config.json.")
-    return ["\n".join(lines)]
-
-
 def _number(text: str | None) -> float:
     try:
         return float(text or "nan")
     except ValueError:
         return float("nan")
-
-
-def _usage(view: Any) -> str:
-    resizing = {
-        "squash": "squashed to",
-        "crop": f"centre square, {view.crop_pct:g} of the shorter side, to",
-        "keep": "in about their aspect ratio with as many pixels as",
-    }[view.resize]
-    return f"""## Use
-
-    pip install halflabel
-    hf download USER/NAME --local-dir model
-    halflabel predict model photo.jpg
-
-In Python: `halflabel.Model.open("model").predict("photo.jpg")`
-
-Images are {resizing} {view.size} × {view.size} pixels ({view.interpolation}, antialiased). A class counts as
-present if its calibrated probability reaches its threshold; calibration and thresholds are in config.json. A class
-without known positives and negatives was not evaluated."""
-
-
-_LICENCE = """## Licence
-
-None was stated. Before you publish, choose one that fits the images, the labels and the backbone's weights, and add
-`license: …` to the lines at the top."""
