@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.errors import LabelError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
 
@@ -34,11 +34,11 @@ def label_error(read: Reader, path: Path, policy: Policy | None = None) -> Label
 
 
 def is_readable(read: Reader, path: Path, policy: Policy | None = None) -> bool:
-    """Whether a file can be read. A LabelError must suggest a fix; any other exception fails the test."""
+    """Whether a file can be read. A UserError must suggest a fix; any other exception fails the test."""
     fault = None
     try:
         read(path, policy or Policy())
-    except LabelError as error:
+    except UserError as error:
         fault = error
     assert fault is None or fault.fix
     return fault is None

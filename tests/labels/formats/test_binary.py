@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from label_files import GOLDEN_FILES
 
 from halflabel.errors import LabelError, UserError
@@ -22,7 +20,6 @@ from halflabel.labels import formats
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import Table
 
 BEFORE_CHECKSUM = b"halflabel labels 1, CRC-32 "
 
@@ -97,16 +94,6 @@ def test_the_arrays_are_the_files_own_and_others_can_read_them(tmp_path: Path) -
     assert [line["image"] for line in content] == ["ä", "b", "c", "none"]
     labels = [[(label["class"], label["value"], label["source"]) for label in line["labels"]] for line in content]
     assert labels == [[("y", -1, "m")], [("x", 1, "m"), ("y", -1, "m")], [("x", 1, "p")], []]
-
-
-@given(st.integers(0, 6), st.integers(0, 5), st.integers(0, 2**32 - 1))
-def test_tables_of_any_shape(tmp_path_factory: pytest.TempPathFactory, images: int, classes: int, seed: int) -> None:
-    path = tmp_path_factory.mktemp("any") / "a.labels"
-    dense = np.random.default_rng(seed).integers(-1, 2, (images, classes))
-    written = Table.from_dense(dense, images=[f"{i}ß" * (i % 3) + str(i) for i in range(images)])
-    formats.write(written, path)
-    assert formats.read(path).table() == written
-    assert np.array_equal(formats.read(path).table().dense(), dense)
 
 
 def test_names_may_look_like_the_checksum(tmp_path: Path) -> None:
@@ -288,27 +275,3 @@ def test_the_ending_tells_the_form(tmp_path: Path) -> None:
     formats.write(rows, tmp_path / "a.labels")
     with pytest.raises(UserError, match="means nothing"):
         formats.read(tmp_path / "a.labels", Policy(split="train"))
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "a.labels"
-    formats.write(make_rows(), path)
-    before = path.read_bytes()
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        formats.write(make_rows().training, path)
-    assert [file.name for file in tmp_path.iterdir()] == ["a.labels"]
-    assert path.read_bytes() == before
-
-
-def test_names_contain() -> None:
-    names = Names(["", "aé", "b" * 70, "日本"])
-    assert "aé" in names
-    assert "" in names
-    assert "a" not in names
-    assert 7 not in names
-
-
-def test_names_are_given_out_in_pieces(monkeypatch) -> None:
-    monkeypatch.setattr("halflabel.labels.names._CHUNK", 2)
-    assert list(Names("abcde")) == list("abcde")

@@ -18,8 +18,6 @@ from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit
 from halflabel.labels.formats._csv import (
     _has_cells_of_one_line,
-    detect_delimiter,
-    existing_path,
     first_line,
     read_lines,
     read_records,
@@ -200,22 +198,6 @@ def test_parquet_faults(tmp_path: Path) -> None:
         ParquetTable(path)
 
 
-def test_existing(tmp_path: Path) -> None:
-    (tmp_path / "full").write_text("x")
-    (tmp_path / "empty").touch()
-    assert existing_path(tmp_path / "full") == tmp_path / "full"
-    assert existing_path(str(tmp_path), folder=True) == tmp_path
-    for place, folder, words in (
-        ("nowhere", False, "no such"),
-        ("y" * 300, False, "no such"),
-        ("empty", False, "empty"),
-        (".", False, "a file is needed"),
-        ("full", True, "a folder is needed"),
-    ):
-        with pytest.raises(LabelError, match=words):
-            existing_path(tmp_path / place, folder=folder)
-
-
 def test_first_line_never_fails(tmp_path: Path) -> None:
     path = tmp_path / "x"
     for content, first in (
@@ -232,14 +214,6 @@ def test_first_line_never_fails(tmp_path: Path) -> None:
         assert first_line(path) == first
     assert first_line(tmp_path) == ""
     assert first_line(tmp_path / "nowhere") == ""
-
-
-@pytest.mark.parametrize(
-    ("line", "delimiter"),
-    [("a,b", ","), ("a;b,c;d", ";"), ('a;"b,c,d"', ";"), ("a\tb", "\t"), ("a|b", "|"), ("a", ","), ('"a,b', ",")],
-)
-def test_delimiter_of(line: str, delimiter: str) -> None:
-    assert detect_delimiter(line) == delimiter
 
 
 def test_lines_and_records(file: Path) -> None:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, label_error
 
-from halflabel.errors import LabelError
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import cub
 from halflabel.labels.policy import Policy
@@ -59,13 +58,6 @@ def test_splits(split: str, numbers: list[int]) -> None:
     assert table == cub.read(GOLDEN, Policy()).table().subset(numbers)
 
 
-def test_sniff() -> None:
-    assert cub.sniff(GOLDEN)
-    assert not cub.sniff(GOLDEN.parent)
-    assert not cub.sniff(GOLDEN / LABELS)
-    assert not cub.sniff(GOLDEN / "nowhere")
-
-
 @pytest.mark.parametrize("place", ["attributes/attributes.txt", "attributes.txt", "../attributes.txt"])
 def test_places_of_the_attribute_list(base: Path, place: str) -> None:
     shutil.move(base.parent / "attributes.txt", base / place)
@@ -103,18 +95,6 @@ def test_parser_agrees_with_the_obvious_loop(seed: int) -> None:
         (base / "images.txt").write_text("".join(f"{i + 1} im{i}\n" for i in range(images)))
         (base / "attributes.txt").write_text("".join(f"{i + 1} at{i}\n" for i in range(classes)))
         assert cub.read(base, Policy()).table().dense().tolist() == slow(text, images, classes).tolist()
-
-
-def test_blocks_of_a_large_file_join_without_a_seam(base: Path) -> None:
-    """More than one block of 16 MiB; the fault on the last line has its number."""
-    line = b"2 3 1 4 " + b"7" * 92 + b"\n"
-    count = (1 << 24) // len(line) + 1000
-    (base / LABELS).write_bytes(b"1 1 1 4 0\n\n" + line * count)
-    rows = cub.read(base, Policy()).rows
-    assert len(rows) == count + 1
-    assert rows.training.dense().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
-    (base / LABELS).write_bytes(b"1 1 1 4 0\n\n" + line * count + b"2 x 1 4 0\n")
-    assert label_error(cub.read, base).line == count + 3
 
 
 def test_a_repeated_pair_is_noted(base: Path) -> None:
@@ -189,41 +169,3 @@ def test_faults_in_the_split(base: Path, content: str, line: int | None, words: 
     (base / "train_test_split.txt").write_text(content)
     error = label_error(cub.read, base, Policy(split="train"))
     assert (error.line, words in error.message) == (line, True)
-
-
-def test_missing_files_and_splits(base: Path) -> None:
-    assert "'val'" in str(label_error(cub.read, base, Policy(split="val")))
-    (base / "train_test_split.txt").unlink()
-    assert "no such file" in str(label_error(cub.read, base, Policy(split="test")))
-    (base.parent / "attributes.txt").unlink()
-    assert "attributes.txt" in str(label_error(cub.read, base))
-    (base / "images.txt").unlink()
-    assert "images.txt" in str(label_error(cub.read, base))
-    (base / LABELS).unlink()
-    assert "image_attribute_labels.txt" in str(label_error(cub.read, base))
-    assert "no such" in str(label_error(cub.read, base / "nowhere"))
-
-
-def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    at = int(rng.integers(len(data) + 1))
-    noise = bytes(rng.choice(list(b"\x00\xff\n\r \t1-03a."), int(rng.integers(0, 4))).tolist())
-    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
-
-
-def test_no_bytes_bring_it_down(base: Path) -> None:
-    rng = np.random.default_rng(0)
-    files = [file for file in sorted(base.parent.rglob("*.txt")) for _ in range(3 if "image_attr" in file.name else 1)]
-    read = 0
-    for _ in range(150):
-        file = files[int(rng.integers(len(files)))]
-        before = file.read_bytes()
-        file.write_bytes(mutated(before, rng))
-        fault = None
-        try:
-            cub.read(base, Policy(split="train"))
-            read += 1
-        except LabelError as error:
-            fault = error
-        assert fault is None or fault.fix
-        file.write_bytes(before)
-    assert 0 < read < 150

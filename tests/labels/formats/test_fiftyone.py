@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
@@ -103,11 +101,6 @@ def test_faults(tmp_path: Path) -> None:
         assert error.column == place
 
 
-def test_coco_is_not_taken_for_it(tmp_path: Path) -> None:
-    path = labels(tmp_path, images=[{"id": 1}], annotations=[], categories=[], labels={"a": 1})
-    assert not fiftyone.sniff(path)
-
-
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     table = Table.from_dense([[1], [1]], ["a.jpg", "a.png"], ["x"])
     with pytest.raises(UserError, match=r"'a\.jpg' and 'a\.png'"):
@@ -115,20 +108,6 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name a folder"):
         formats.write(table, tmp_path / "out.json", format="fiftyone")
     assert not list(tmp_path.iterdir())
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_round_trip_of_any_table(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
-    images = data.draw(st.lists(names, min_size=1, max_size=4, unique_by=fiftyone._key))
-    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
-    size = len(images) * len(classes)
-    cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
-    table = Table.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
-    folder = tmp_path_factory.mktemp("fiftyone")
-    formats.write(table, folder, format="fiftyone")
-    assert fiftyone.read(folder, Policy()).table() == table
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
-from label_files import GOLDEN_FILES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from label_files import GOLDEN_FILES, is_readable
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats.wide import CLASS_NUMBER_COLUMNS
 from halflabel.labels.labels import Labels
-from halflabel.labels.policy import Policy
+from halflabel.labels.policy import VALUE_WORDS, Policy
 from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES
@@ -249,3 +257,64 @@ def test_write_takes_tables_and_rows(tmp_path: Path) -> None:
         for name in ("long", "wide"):
             formats.write(labels, tmp_path / f"{name}.csv", format=name)
             assert formats.read(tmp_path / f"{name}.csv").table() == table
+
+
+# Formats that are written -> the ending of the file, and what has to be stated to read it back.
+ENDINGS: dict[str, tuple[str, Policy]] = {
+    "binary": (".labels", Policy()),
+    "long": (".csv", Policy()),
+    "wide": (".csv", Policy()),
+    "tags": (".csv", Policy()),
+    "imagefolder": (".jsonl", Policy()),
+    "label-studio": (".json", Policy()),
+    "fiftyone": ("", Policy()),
+    "lvis": (".json", Policy()),
+    "coco": (".json", Policy(unlisted="unknown")),
+}
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=6)
+RESERVED = {"image", *VALUE_WORDS, *CLASS_NUMBER_COLUMNS}
+IN_HEADERS = ANY_TEXT.filter(lambda name: name == name.strip() and name.lower() not in RESERVED)
+IN_LISTS = IN_HEADERS.filter(lambda name: len(name) > 1 and name.isalpha())
+
+
+def test_every_written_format_has_a_round_trip() -> None:
+    assert set(ENDINGS) == set(formats.written_formats())
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_table_is_read_back(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ending, policy = ENDINGS[name]
+    names = {"wide": IN_HEADERS, "tags": IN_LISTS}.get(name, ANY_TEXT)
+    images = data.draw(st.lists(names, min_size=1, max_size=5, unique_by=(lambda x: x, lambda x: x.rpartition(".")[0])))
+    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
+    values = [0, 1] if name == "coco" else [-1, 0, 1]
+    dense = data.draw(arrays(np.int8, (len(images), len(classes)), elements=st.sampled_from(values)))
+    dense[0] = 1  # in the order of the classes, and none without a label
+    table = Table.from_dense(dense, images, classes)
+    path = tmp_path_factory.mktemp("any") / f"labels{ending}"
+    formats.write(table, path, format=name)
+    assert formats.read(path, policy, format=name).table() == table
+
+
+@pytest.mark.parametrize("name", formats.FORMATS)
+def test_damaged_golden_data_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    """tests/fuzz damages files in more ways; this is the short form for one format."""
+    pattern, policy = PLACES[name]
+    path = places(name, pattern)[0]
+    copy = tmp_path / path.name
+    shutil.copytree(path.parent if path.is_file() else path, tmp_path if path.is_file() else copy, dirs_exist_ok=True)
+    files = [file for file in sorted(tmp_path.rglob("*")) if file.is_file() and file.stat().st_size < 100_000]
+    rng = np.random.default_rng(0)
+    ends = Counter[bool]()
+    for _ in range(60):
+        file = files[rng.integers(len(files))]
+        whole = file.read_bytes()
+        damaged = bytearray(whole)
+        for at in rng.integers(0, max(len(whole), 1), rng.integers(1, 4)):
+            damaged[at : at + 1] = bytes(rng.choice([*b'\n\r\t\0",;{}[]\\:-1', *rng.integers(0, 256, 8)], 1).tolist())
+        file.write_bytes(damaged)
+        ends[is_readable(partial(formats.read, format=name), copy, policy)] += 1
+        file.write_bytes(whole)
+    assert ends[False] > 0 or name == "class-folders"

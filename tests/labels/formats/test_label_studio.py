@@ -11,9 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from label_files import GOLDEN_FILES, is_readable, label_error
+from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
@@ -21,7 +19,6 @@ from halflabel.labels.formats import label_studio
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "label_studio"
 CLASSES = ["cat", '$5 <note> & "coin"', "dôme"]
@@ -291,46 +288,9 @@ def test_fault_has_its_place(message: str, tmp_path: Path) -> None:
     assert error.column == place
 
 
-def test_files_that_are_no_json(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    for raw, message in ((b'[{"data":\n tru}]', "not JSON"), (b'["\xff"]', "UTF-8"), (b"[" * 100_000, "JSON")):
-        path.write_bytes(raw)
-        assert message in label_error(label_studio.read, path).message
-    assert "no such file" in label_error(label_studio.read, tmp_path / "nowhere.json").message
-
-
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tasks\.json"):
         formats.write(rows_of(), tmp_path / "tasks.csv", format="label-studio")
     with pytest.raises(UserError, match="image_url means nothing for the format 'wide'"):
         formats.write(rows_of(), tmp_path / "wide.csv", format="wide", image_url="x")
     assert not list(tmp_path.iterdir())
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_round_trip_of_any_table(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
-    images = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
-    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
-    size = len(images) * len(classes)
-    cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
-    table = Table.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
-    path = tmp_path_factory.mktemp("tasks") / "tasks.json"
-    formats.write(table, path, format="label-studio")
-    assert label_studio.read(path, Policy()).table() == table
-
-
-def test_damaged_files_raise_only_label_errors(tmp_path: Path) -> None:
-    raw = (GOLDEN / "answers.json").read_bytes()
-    random = np.random.default_rng(0)
-    path = tmp_path / "x.json"
-    fine = 0
-    for _ in range(200):
-        damaged = bytearray(raw)
-        for at in random.integers(0, len(raw), random.integers(1, 4)):
-            damaged[at] = random.choice([*b'\n\0",{}[]\\:tn1', *random.integers(0, 256, 4)])
-        path.write_bytes(damaged)
-        assert label_studio.sniff(path) in (True, False)
-        fine += is_readable(label_studio.read, path)
-    assert 0 < fine < 200

@@ -135,12 +135,6 @@ def test_answered_questions_are_labels(file: Path) -> None:
     assert rows.training.known == 2
 
 
-def test_scores_with_blanks_around_them(file: Path) -> None:
-    file.write_text("image,class,value,score\na,cat,1, 0.5\nb,cat,1,\nc,cat,1,1e-3\n")
-    score = long.read(file, Policy()).rows.score
-    assert np.array_equal(score, np.float32([0.5, np.nan, 1e-3]), equal_nan=True)
-
-
 @pytest.mark.parametrize(
     ("content", "line", "column", "words"),
     [
@@ -244,26 +238,6 @@ def test_a_retraction_in_our_own_files_still_retracts(file: Path) -> None:
     assert formats.read(file).table().known == 0
 
 
-def test_sniff(tmp_path: Path) -> None:
-    for path in GOLDEN.iterdir():
-        assert long.sniff(path), path
-    assert not long.sniff(tmp_path)
-    assert not long.sniff(tmp_path / "nowhere.csv")
-    assert not long.sniff(tmp_path / "nowhere.parquet")
-    (tmp_path / "x.parquet").write_bytes(b"no")
-    assert not long.sniff(tmp_path / "x.parquet")
-    (tmp_path / "x.csv").write_bytes(b'"' + b"y" * 200000)
-    assert not long.sniff(tmp_path / "x.csv")
-    (tmp_path / "y.csv").write_text('"image";"class";"a, b, c, d"\n')
-    assert long.sniff(tmp_path / "y.csv")
-
-
-def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    at = int(rng.integers(len(data) + 1))
-    noise = bytes(rng.choice(list(b"\x00\xff\n\r ;,\"1-0.e'"), int(rng.integers(0, 4))).tolist())
-    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
-
-
 def test_source_and_score_may_be_left_out(file: Path) -> None:
     file.write_text("image,class,value\na,cat,1\na,dog,-1\n")
     rows, audit = long.read(file, Policy())
@@ -292,29 +266,6 @@ def test_the_fix_for_an_own_file_can_be_done(file: Path) -> None:
 def test_own_files_say_what_their_values_mean() -> None:
     with pytest.raises(UserError, match="zero means nothing"):
         long.read(GOLDEN / "own.csv", Policy(zero="absent"))
-
-
-@pytest.mark.parametrize("golden", ["own.csv", "quoted.csv", "utf16.csv", "own.parquet"])
-def test_no_bytes_bring_it_down(tmp_path: Path, golden: str) -> None:
-    rng = np.random.default_rng(0)
-    file = tmp_path / golden
-    if golden == "own.parquet":
-        long.write(long.read(GOLDEN / "own.csv", Policy()).rows, file)
-    data = (file if file.exists() else GOLDEN / golden).read_bytes()
-    stated = {} if golden.startswith("own") else {"zero": "absent"}
-    stated |= {"ignore": ("confidence",)} if golden == "quoted.csv" else {}
-    policy = Policy(unlisted="unknown", encoding="utf-16" if "16" in golden else None, **stated)
-    read = 0
-    for _ in range(150):
-        file.write_bytes(mutated(data, rng))
-        fault = None
-        try:
-            long.read(file, policy)
-            read += 1
-        except LabelError as error:
-            fault = error
-        assert fault is None or fault.fix
-    assert 0 < read < 150
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from label_files import GOLDEN_FILES, label_error
 
-from halflabel.errors import LabelError
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import nus_wide
 from halflabel.labels.policy import Policy
@@ -40,13 +38,6 @@ def test_golden(split: str | None) -> None:
 @pytest.mark.parametrize(("split", "numbers"), [("Train", [1, 2]), ("train", [1, 2]), ("TEST", [0])])
 def test_splits(split: str, numbers: list[int]) -> None:
     assert nus_wide.read(GOLDEN, Policy(split=split)).table() == nus_wide.read(GOLDEN, Policy()).table().subset(numbers)
-
-
-def test_sniff() -> None:
-    assert nus_wide.sniff(GOLDEN)
-    assert not nus_wide.sniff(GOLDEN / "Groundtruth")
-    assert not nus_wide.sniff(GOLDEN / LIST)
-    assert not nus_wide.sniff(GOLDEN / "nowhere")
 
 
 def test_other_case_of_names(base: Path) -> None:
@@ -90,11 +81,6 @@ def test_faults_in_a_class_file(base: Path, content: str, line: int | None, word
     assert (error.line, words in error.message) == (line, True)
 
 
-def test_misaligned_files_name_the_pitfall(base: Path) -> None:
-    (base / SKY).write_text("1\n0\n")
-    assert "lost images" in label_error(nus_wide.read, base).fix
-
-
 @pytest.mark.parametrize(
     ("content", "line", "words"),
     [
@@ -111,14 +97,6 @@ def test_faults_in_the_image_list(base: Path, content: str, line: int | None, wo
     assert (error.line, words in error.message) == (line, True)
 
 
-def test_bytes_that_are_not_text(base: Path) -> None:
-    (base / LIST).write_bytes(b"a.jpg\nb\xe9.jpg\nc.jpg\n")
-    assert label_error(nus_wide.read, base).line == 2
-    (base / SKY).write_bytes(b"1\n\xff\n1\n")
-    (base / LIST).write_bytes(b"a\nb\nc\n")
-    assert label_error(nus_wide.read, base).line == 2
-
-
 def test_missing_parts(base: Path) -> None:
     (base / LIST).unlink()
     assert "ImageList/Imagelist.txt" in str(label_error(nus_wide.read, base))
@@ -129,28 +107,3 @@ def test_missing_parts(base: Path) -> None:
     shutil.rmtree(base / "Groundtruth")
     assert "Groundtruth" in str(label_error(nus_wide.read, base))
     assert "no such" in str(label_error(nus_wide.read, base / "nowhere"))
-
-
-def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    at = int(rng.integers(len(data) + 1))
-    noise = bytes(rng.choice(list(b"\x00\xff\n\r \t1-0\\a"), int(rng.integers(0, 4))).tolist())
-    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
-
-
-def test_no_bytes_bring_it_down(base: Path) -> None:
-    rng = np.random.default_rng(0)
-    files = [base / SKY, base / LIST]
-    read = 0
-    for _ in range(150):
-        file = files[int(rng.integers(len(files)))]
-        before = file.read_bytes()
-        file.write_bytes(mutated(before, rng))
-        fault = None
-        try:
-            nus_wide.read(base, Policy())
-            read += 1
-        except LabelError as error:
-            fault = error
-        assert fault is None or fault.fix
-        file.write_bytes(before)
-    assert 0 < read < 150

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from label_files import GOLDEN_FILES, label_error, source_of
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import open_images
 from halflabel.labels.policy import Policy
@@ -98,15 +98,6 @@ def test_order_of_columns_and_a_missing_source(tmp_path: Path) -> None:
     assert (list(rows.images), list(rows.classes)) == (["007", "7"], ["/m/1", "None"])
     assert rows.training.dense().tolist() == [[1, 0], [0, -1]]
     assert rows.sources == ("",)
-
-
-def test_sniff(tmp_path: Path) -> None:
-    assert open_images.sniff(VERIFIED)
-    assert open_images.sniff(VERIFIED.parent)
-    assert open_images.sniff(BOXES)
-    assert not open_images.sniff(BOXES.parent / "class-descriptions-boxable.csv")
-    assert not open_images.sniff(tmp_path)
-    assert not open_images.sniff(tmp_path / "nowhere.csv")
 
 
 def slow(path: Path, machine: float | None) -> tuple[list[str], list[str], dict[tuple[str, str], int]]:
@@ -202,42 +193,10 @@ def test_faults_in_the_descriptions(tmp_path: Path, content: str, line: int, wor
     assert words in error.message
 
 
-def test_folders(tmp_path: Path) -> None:
-    assert "name the label file" in str(label_error(open_images.read, tmp_path))
-    assert "no such" in str(label_error(open_images.read, tmp_path / "nowhere"))
-    for name in ("a-annotations-labels.csv", "b-annotations-labels.csv"):
-        (tmp_path / name).write_text(HEADER)
-    assert "a-annotations-labels.csv, b-annotations-labels.csv" in str(label_error(open_images.read, tmp_path))
-
-
 def test_more_sources_than_there_is_room_for(tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_text(HEADER + "".join(f"a,s{number},/m/1,1\n" for number in range(40000)))
     assert label_error(open_images.read, file).column == "Source"
-
-
-def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    at = int(rng.integers(len(data) + 1))
-    noise = bytes(rng.choice(list(b"\x00\xff\n\r ,\"1-0.e'a"), int(rng.integers(0, 4))).tolist())
-    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
-
-
-@pytest.mark.parametrize("golden", [VERIFIED, MIXED, VERIFIED.parent / "class-descriptions.csv"])
-def test_no_bytes_bring_it_down(tmp_path: Path, golden: Path) -> None:
-    rng = np.random.default_rng(0)
-    for file in golden.parent.iterdir():
-        shutil.copy(file, tmp_path)
-    read = 0
-    for _ in range(80):
-        (tmp_path / golden.name).write_bytes(mutated(golden.read_bytes(), rng))
-        fault = None
-        try:
-            open_images.read(tmp_path, Policy(machine=0.5))
-            read += 1
-        except LabelError as error:
-            fault = error
-        assert fault is None or fault.fix
-    assert 0 < read < 80
 
 
 def test_blank_lines_above_the_header(tmp_path: Path) -> None:

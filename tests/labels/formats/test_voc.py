@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from label_files import GOLDEN_FILES, label_error
 
@@ -70,14 +69,6 @@ def test_one_split_needs_no_statement(main: Path) -> None:
     assert voc.read(main, Policy()).table() == voc.read(GOLDEN, TRAINVAL).table()
 
 
-def test_sniff() -> None:
-    assert voc.sniff(GOLDEN)
-    assert voc.sniff(GOLDEN / "ImageSets" / "Main")
-    assert not voc.sniff(GOLDEN.parent)
-    assert not voc.sniff(GOLDEN / "ImageSets" / "Main" / "trainval.txt")
-    assert not voc.sniff(GOLDEN / "nowhere")
-
-
 def test_several_splits_are_listed() -> None:
     error = refusal(GOLDEN, Policy())
     assert "test, trainval" in str(error)
@@ -117,37 +108,3 @@ def test_faults_in_the_image_list(main: Path) -> None:
     assert refusal(main).line == 2
     (main / "trainval.txt").write_text("\n")
     assert "lists nothing" in str(refusal(main))
-
-
-def test_wrong_folders(tmp_path: Path) -> None:
-    assert "ImageSets/Main" in str(refusal(tmp_path))
-    assert "no such" in str(refusal(tmp_path / "nowhere"))
-    (tmp_path / "Main").mkdir()
-    assert "<class>_<split>" in str(refusal(tmp_path / "Main"))
-    (tmp_path / "file").write_text("x")
-    assert "a folder is needed" in str(refusal(tmp_path / "file"))
-
-
-def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    at = int(rng.integers(len(data) + 1))
-    noise = bytes(rng.choice(list(b"\x00\xff\n\r \t1-0a;\"'"), int(rng.integers(0, 4))).tolist())
-    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
-
-
-def test_no_bytes_bring_it_down(main: Path) -> None:
-    rng = np.random.default_rng(0)
-    files = sorted(main.glob("*trainval.txt"))
-    read = 0
-    for _ in range(150):
-        file = files[int(rng.integers(len(files)))]
-        before = file.read_bytes()
-        file.write_bytes(mutated(before, rng))
-        fault = None
-        try:
-            voc.read(main, TRAINVAL)
-            read += 1
-        except LabelError as error:
-            fault = error
-        assert fault is None or fault.fix
-        file.write_bytes(before)
-    assert 0 < read < 150

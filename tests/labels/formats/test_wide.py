@@ -150,19 +150,6 @@ def test_columns_that_are_not_there(file: Path, policy: Policy) -> None:
     assert "no column 'age'" in refusal(file, policy, "image,cat\na,1\n").message
 
 
-def test_round_trip_of_the_golden_files(tmp_path: Path) -> None:
-    for name, policy in (
-        ("plain.csv", Policy()),
-        ("semicolon_bom_crlf.csv", Policy()),
-        ("latin1.csv", Policy(encoding="latin-1")),
-        ("minus_one.csv", Policy(minus_one="absent", zero="unknown")),
-        ("splits.csv", Policy(where={"split": "train"})),
-    ):
-        result = wide.read(GOLDEN / name, policy)
-        wide.write(result.rows, tmp_path / name)
-        assert wide.read(tmp_path / name, Policy()).table() == result.table()
-
-
 def test_files_stay_plain(file: Path) -> None:
     wide.write(Labels.from_table(Table.from_dense([[1, 0], [0, -1]], ["a", "b,c"], ["cat", "dog, big"])), file)
     assert file.read_text() == 'image,cat,"dog, big"\na,1,\n"b,c",,0\n'
@@ -179,20 +166,6 @@ cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 headers = cells.filter(
     lambda name: name == name.strip() and name != "image" and name.lower() not in CLASS_NUMBER_COLUMNS
 )
-
-
-@given(
-    st.lists(cells, min_size=1, max_size=4, unique=True),
-    st.lists(headers, min_size=1, max_size=4, unique=True),
-    st.integers(0, 2**31),
-)
-@settings(max_examples=100, deadline=None)
-def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: int) -> None:
-    labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
-    table = Table.from_dense(labels, images, classes)
-    with tempfile.TemporaryDirectory() as folder:
-        wide.write(Labels.from_table(table), Path(folder) / "x.csv")
-        assert wide.read(Path(folder) / "x.csv", Policy()).table() == table
 
 
 # Names that make the header look like that of another form, among plain ones.
@@ -239,52 +212,11 @@ def test_cells_tell_long_from_wide(file: Path, content: str, name: str) -> None:
     assert formats.detect_format(file) == name
 
 
-@pytest.mark.parametrize("name", ["a;b;c", "a|b|c|d", "a\tb\tc", 'a";"b";"c'])
-def test_a_class_name_full_of_other_delimiters(file: Path, name: str) -> None:
-    table = Table.from_dense([[1]], ["x"], [name])
-    wide.write(Labels.from_table(table), file)
-    assert wide.read(file, Policy()).table() == table
-
-
 @pytest.mark.parametrize(("image", "label"), [("a", "image"), ("a", " cat"), ("a", ""), ("", "cat")])
 def test_write_refuses_names_it_cannot_hold(file: Path, image: str, label: str) -> None:
     with pytest.raises(UserError, match="Fix: "):
         wide.write(Labels.from_table(Table.from_dense([[1]], [image], [label])), file)
     assert not file.exists()
-
-
-def test_sniff(tmp_path: Path) -> None:
-    for path in GOLDEN.iterdir():
-        assert wide.sniff(path), path
-    assert not wide.sniff(tmp_path / "nowhere.csv")
-    (tmp_path / "folder.csv").mkdir()
-    assert not wide.sniff(tmp_path / "folder.csv")
-    (tmp_path / "x.csv").write_text("just words\n")
-    assert not wide.sniff(tmp_path / "x.csv")
-
-
-def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    at = int(rng.integers(len(data) + 1))
-    noise = bytes(rng.choice(list(b"\x00\xff\n\r ;,\"1-0.?'"), int(rng.integers(0, 4))).tolist())
-    return data[:at] + noise + data[at + int(rng.integers(0, 4)) :]
-
-
-@pytest.mark.parametrize("golden", ["plain.csv", "semicolon_bom_crlf.csv", "latin1.csv"])
-def test_no_bytes_bring_it_down(file: Path, golden: str) -> None:
-    rng = np.random.default_rng(0)
-    data = (GOLDEN / golden).read_bytes()
-    policy = Policy(encoding="latin-1" if golden == "latin1.csv" else None)
-    read = 0
-    for _ in range(150):
-        file.write_bytes(mutated(data, rng))
-        fault = None
-        try:
-            wide.read(file, policy)
-            read += 1
-        except LabelError as error:
-            fault = error
-        assert fault is None or fault.fix
-    assert 0 < read < 150
 
 
 def test_one_error_lists_all_options_that_must_be_stated(file: Path) -> None:
