@@ -178,15 +178,6 @@ def test_the_intervals_of_precision_recall_and_f1_contain_the_truth() -> None:
     assert (holds >= 180).all()
 
 
-def test_images_of_a_group_widen_the_intervals() -> None:
-    logits, labels = draw_decisions(np.random.default_rng(0), 60)
-    alone = measure(logits, labels, CLASSES)
-    doubled = [torch.cat([part, part]) for part in (logits, labels)]
-    copies = measure(*doubled, CLASSES, groups=np.tile(np.arange(60), 2))
-    for end in ("OP_low", "OR_high", "micro_f1_low"):
-        assert copies.overall[end] == pytest.approx(alone.overall[end], abs=0.005)
-
-
 def test_a_training_states_nothing_of_classes_with_few_positives_and_nothing_by_few_labels() -> None:
     rng = np.random.default_rng(0)
     logits, labels = draw_decisions(rng, 200)

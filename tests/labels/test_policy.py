@@ -24,19 +24,16 @@ BINARY = frozenset({"0", "1"})
 TERNARY = frozenset({"-1", "0", "1"})
 
 
-@pytest.mark.parametrize("raw", ["1", "1.0", "+1", " 1 ", "true", "TRUE", "T", "yes", "Y", "present", "x", "X"])
-def test_present(raw: str) -> None:
-    assert read_value(raw, Policy(), BINARY) == "present"
-
-
-@pytest.mark.parametrize("raw", ["0", "0.0", "-0.0", "false", "F", "no", "n", "Absent"])
-def test_absent(raw: str) -> None:
-    assert read_value(raw, Policy(), BINARY) == "absent"
-
-
-@pytest.mark.parametrize("raw", ["", "  ", "?", "nan", "NaN", "NA", "n/a", "null", "None", "unknown"])
-def test_unknown(raw: str) -> None:
-    assert read_value(raw, Policy(), BINARY) == "unknown"
+@pytest.mark.parametrize(
+    ("meaning", "raw"),
+    [
+        *(("present", raw) for raw in ("1", "1.0", "+1", " 1 ", "true", "TRUE", "T", "yes", "Y", "present", "x", "X")),
+        *(("absent", raw) for raw in ("0", "0.0", "-0.0", "false", "F", "no", "n", "Absent")),
+        *(("unknown", raw) for raw in ("", "  ", "?", "nan", "NaN", "NA", "n/a", "null", "None", "unknown")),
+    ],
+)
+def test_words_have_their_meaning(meaning: str, raw: str) -> None:
+    assert read_value(raw, Policy(), BINARY) == meaning
 
 
 @pytest.mark.parametrize("raw", ["-1", "-1.0", "−1", " -1"])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,28 +40,7 @@ def test_append_counts_the_sources_of_both() -> None:
     assert longer.source.tolist() == [*range(20_000), *range(20_001)]
 
 
-def fiftyone(count: int) -> str:
-    labels = {f"{k}": [{"label": "x", "attributes": {"source": f"s{k}"}}] for k in range(count)}
-    return json.dumps({"labels": labels})
-
-
-def tasks(count: int) -> str:
-    choice = {"from_name": "class_x", "to_name": "image", "type": "choices", "value": {"choices": ["yes"]}}
-    data = ({"image": f"/{k}", "name": f"{k}", "sources": {"class_x": f"s{k}"}} for k in range(count))
-    return json.dumps([{"data": record, "predictions": [{"result": [choice]}]} for record in data])
-
-
-def coco(count: int, **more: Any) -> str:
-    images = [{"id": k, "file_name": f"{k}", **more} for k in range(count)]
-    annotations = [{"image_id": k, "category_id": 1, "source": f"s{k}"} for k in range(count)]
-    return json.dumps({"images": images, "categories": [{"id": 1, "name": "x"}], "annotations": annotations})
-
-
 FILES: dict[str, tuple[str, Callable[[int], str], Policy]] = {
-    "fiftyone": ("labels.json", fiftyone, Policy(unlisted="unknown")),
-    "label-studio": ("tasks.json", tasks, Policy()),
-    "coco": ("x.json", coco, Policy(unlisted="unknown")),
-    "lvis": ("x.json", partial(coco, neg_category_ids=[]), Policy()),
     "long": (
         "x.csv",
         lambda count: "image,class,value,source,score\n" + "".join(f"{k},x,1,s{k},\n" for k in range(count)),

@@ -12,7 +12,6 @@ import torch
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Inputs, fit
-from halflabel.fitting.solver import LinearSolver
 from halflabel.images.sources import Features
 from halflabel.labels import formats
 from halflabel.labels.drop import apply as hide
@@ -158,17 +157,6 @@ def test_soft_targets_reach_every_loss(name: str) -> None:
     for before, after, target in zip(plain, softened, (0.7, 0.3), strict=True):
         assert torch.allclose(after[entries], torch.tensor(target, dtype=after.dtype))
         assert torch.equal(after[~entries], before[~entries])
-
-
-@pytest.mark.parametrize("name", ["bce", "an"])
-def test_the_solver_reaches_the_soft_target(name: str) -> None:
-    images = Names.numbered(30)
-    index = np.arange(30)
-    table = Table.from_entries(images, Names(["x"]), index, 0 * index, np.full(30, UNCERTAIN))
-    soft = decide_uncertain(table, "soft=0.7-0.7")
-    solver = LinearSolver(recipe(name).make(), torch.zeros(30, 2), soft)
-    solver.fit(1e-3)
-    assert torch.sigmoid(solver.bias)[0] == pytest.approx(0.7, abs=0.01)
 
 
 def test_readings_change_the_training_and_not_the_evaluation() -> None:

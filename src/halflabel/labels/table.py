@@ -253,11 +253,6 @@ class Stats:
     positives_per_image: NDArray[np.int64]
 
     @property
-    def annotations(self) -> NDArray[np.int64]:
-        """Known labels per class, (C,)."""
-        return self.positives + self.negatives
-
-    @property
     def labelled_images(self) -> int:
         """The number of images with at least one known label."""
         return self.images - int(self.known_per_image[0])
