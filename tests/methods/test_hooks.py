@@ -68,9 +68,9 @@ class HasBuffers(Ignore):
 @pytest.mark.parametrize(
     ("later", "reason"),
     [
-        ({"one": 1, "two": 1}, "relabel.two is missing"),
-        ({}, "relabel.one does not belong there"),
-        ({"one": 3}, "relabel.one has the shape (1,) instead of (3,)"),
+        ({"one": 1, "two": 1}, 'Missing key(s) in state_dict: "relabel.two"'),
+        ({}, 'Unexpected key(s) in state_dict: "relabel.one"'),
+        ({"one": 3}, "size mismatch for relabel.one"),
     ],
 )
 def test_a_changed_state_is_refused_by_its_key(tmp_path: Path, later: dict[str, int], reason: str) -> None:

@@ -35,7 +35,7 @@ def test_creating_writes_nothing_until_the_start(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "deep" / "run")
     assert not (tmp_path / "deep").exists()
     run.start(Labels.of(TABLE), {"method": "an", "options": {}})
-    assert names(run.folder) == {"config.yaml", "labels.parquet", "data.hash", "checksums.json"}
+    assert names(run.folder) == {"config.yaml", "labels.parquet", "checksums.json"}
     assert RunFolder.open(run.folder).read_config() == {"method": "an", "options": {}}
 
 
@@ -62,7 +62,7 @@ def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     run.weights.write_bytes(b"old")
     (tmp_path / "notes.txt").write_text("the user's own")
     run.start(Labels.of(TABLE), {"new": 1})
-    assert names(tmp_path) == {"config.yaml", "labels.parquet", "data.hash", "checksums.json", "notes.txt"}
+    assert names(tmp_path) == {"config.yaml", "labels.parquet", "checksums.json", "notes.txt"}
     assert run.read_config() == {"new": 1}
 
 
@@ -92,7 +92,6 @@ def test_labels_keep_their_source_and_score(tmp_path: Path) -> None:
         ("ä", "z", 1, "model:bce:runs/1", 0.75),
     ]
     assert run.read_labels() == rows.training
-    assert (tmp_path / "data.hash").read_text() == rows.training.digest() + "\n"
 
 
 def test_labels_without_sources_are_read(tmp_path: Path) -> None:
@@ -104,18 +103,6 @@ def test_labels_without_sources_are_read(tmp_path: Path) -> None:
     (tmp_path / "checksums.json").unlink()
     assert run.read_labels() == TABLE
     assert run.read_rows().sources == ("",)
-
-
-def test_changed_labels_are_refused(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    run.write_labels(Labels.of(TABLE))
-    digest = (tmp_path / "data.hash").read_text()
-    changed = Table.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
-    run.write_labels(Labels.of(changed))
-    run.write_text("data.hash", digest)
-    for read in (run.read_labels, run.read_rows):
-        with pytest.raises(UserError, match="differs from the labels"):
-            read()
 
 
 def test_the_log_reads_back_and_its_csv_has_every_column(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_the_files_of_a_run(tmp_path: Path, folder: Path) -> None:
     evaluation = train(TABLE, folder, HEAD, run)
     assert evaluation is not None
     assert {path.name for path in run.folder.iterdir()} == {
-        "bad_images.csv", "best.safetensors", "calibration.json", "checksums.json", "config.yaml", "data.hash",
+        "bad_images.csv", "best.safetensors", "calibration.json", "checksums.json", "config.yaml",
         "env.json", "images.parquet", "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json",
         "model_card.md", "per_label.csv", "repro.sh", "scores.parquet", "thresholds.json",
     }  # fmt: skip

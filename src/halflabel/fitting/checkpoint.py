@@ -94,32 +94,12 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else error from None
 
 
-def late_buffers(module: nn.Module) -> set[str]:
-    """The state entries that parts of the module declare in the class attribute `late_buffers`.
-
-    Such a part registers them as None, creates them in training, and takes their shapes from the state it loads.
-    """
-    return {
-        f"{path}.{name}" if path else name
-        for path, part in module.named_modules()
-        for name in getattr(type(part), "late_buffers", ())
-    }
-
-
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load a state dict; a RuntimeError names the first entry that does not fit, on one line."""
-    expected, late = module.state_dict(), late_buffers(module)
-    for name in [*expected, *state]:
-        if name in late:
-            continue
-        if name not in state:
-            raise RuntimeError(f"{name} is missing")
-        if name not in expected:
-            raise RuntimeError(f"{name} does not belong there")
-        if expected[name].shape != state[name].shape:
-            shape, expected_shape = tuple(state[name].shape), tuple(expected[name].shape)
-            raise RuntimeError(f"{name} has the shape {shape} instead of {expected_shape}")
-    module.load_state_dict(state)
+    """Load a state dict; a RuntimeError says on one line what does not fit."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:  # torch lists all that does not fit
+        raise RuntimeError(str(error).partition(":\n")[2].strip().partition("\n")[0] or str(error)) from None
 
 
 @dataclass

@@ -25,7 +25,6 @@ from halflabel.system.rng import bits
 from halflabel.types import Output, at_least_float32
 
 _sum_over_processes: Callable[[Tensor], Tensor] = all_reduce  # with a gradient
-_BUCKET = 1 << 24  # gradient entries per all-reduce
 
 
 class WholeBatchParallel(nn.Module):
@@ -99,24 +98,11 @@ class WholeBatchParallel(nn.Module):
 
     def average_gradients(self) -> None:
         """Replace all gradients by their mean over processes: the gradient of the whole batch."""
-        pending: list[Tensor] = []
         for parameter in self.model.parameters():
-            if parameter.grad is None:
-                continue
-            if pending and (parameter.grad.dtype != pending[0].dtype or sum(map(Tensor.numel, pending)) >= _BUCKET):
-                _average(pending)
-                pending = []
-            pending.append(parameter.grad)
-        if pending:
-            _average(pending)
-
-
-def _average(gradients: list[Tensor]) -> None:
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= distributed.world_size()
-    for gradient, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+            if parameter.grad is not None:
+                flat = parameter.grad.reshape(-1)  # of any memory layout
+                dist.all_reduce(flat)
+                parameter.grad.copy_((flat / distributed.world_size()).view_as(parameter.grad))
 
 
 class _Gather(torch.autograd.Function):

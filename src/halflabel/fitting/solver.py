@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,6 @@ _CURVATURE = 0.4  # typical second derivative of such a loss by its logit, for t
 _LEAST_CURVATURE = 0.01  # of a class, however rare
 _LARGEST_BIAS = 7.0  # of the start
 _BLOCK_ENTRIES = 2**20  # logits computed at once
-_SPARSE = 0.3  # losses are computed entry by entry where fewer than this share of the entries have one
 
 
 def cross_entropy() -> Method:
@@ -317,33 +316,16 @@ class AverageSolver:
         return total / len(self.solvers)
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """The targets of some images, each times the weight of its entry in the loss."""
 
     features: Tensor  # (B, D)
     names: Tensor  # (B, C) scores of the classes from their names, or (B, 0)
-    targets: Targets  # (B, C), or (n,) of the entries in `index`
-    index: Tensor | None  # (n,) places of the entries with a target, in the flattened block
+    targets: Targets  # (B, C)
 
-    def entry_slopes(self, logits: Tensor, slope: Callable[[Tensor, Targets], Tensor]) -> Tensor:
-        """Return the derivative (B, C) of the loss by each logit."""
-        if self.index is None:
-            return slope(logits, self.targets)
-        slopes = torch.zeros_like(logits)
-        slopes.view(-1)[self.index] = slope(logits.view(-1)[self.index], self.targets)
-        return slopes
-
-    def select(self, classes: Tensor, count: int) -> _Block:
+    def select(self, classes: Tensor) -> _Block:
         names = self.names[:, classes] if self.names.shape[1] else self.names
-        if self.index is None:
-            return _Block(self.features, names, Targets(*(part[:, classes] for part in self.targets)), None)
-        place = torch.full((count,), -1, device=classes.device)
-        place[classes] = torch.arange(len(classes), device=classes.device)
-        column = place[self.index % count]
-        is_selected = column >= 0
-        index = (self.index // count * len(classes) + column)[is_selected]
-        return _Block(self.features, names, Targets(*(part[is_selected] for part in self.targets)), index)
+        return _Block(self.features, names, Targets(*(part[:, classes] for part in self.targets)))
 
 
 @dataclass(frozen=True)
@@ -372,14 +354,10 @@ class _ClassGradients:
         positive = torch.stack([(weight * pos).sum(0) for *_, weight, pos, _ in parts]).sum(0)
         negative = torch.stack([(weight * neg).sum(0) for *_, weight, _, neg in parts]).sum(0)
         factor = classes / max(float((positive + negative).sum()), 1e-30)
-        blocks = []
-        for rows, scores, weight, *weighted in parts:
-            pos, neg = (factor * weight * part for part in weighted)
-            index = ((pos != 0) | (neg != 0)).view(-1).nonzero()[:, 0]
-            if method.terms or len(index) > _SPARSE * pos.numel():
-                blocks.append(_Block(rows, scores, Targets(pos, neg), None))
-            else:
-                blocks.append(_Block(rows, scores, Targets(pos.view(-1)[index], neg.view(-1)[index]), index))
+        blocks = [
+            _Block(rows, scores, Targets(factor * weight * pos, factor * weight * neg))
+            for rows, scores, weight, pos, neg in parts
+        ]
         untargeted = ((targets.pos == 0) & (targets.neg == 0)).sum(0)
         entry_weight = factor / max(targets.pos.numel(), 1)
         return cls(method, blocks, entry_weight, factor * positive, factor * negative, untargeted)
@@ -417,7 +395,7 @@ class _ClassGradients:
         result = torch.cat([self.strength * weight, torch.zeros_like(bias)[:, None]], 1)
         for block in self.blocks:
             start = bias if self.trust is None or not block.names.shape[1] else bias + self.trust * block.names
-            slopes = block.entry_slopes(torch.addmm(start, block.features, weight.T), self._slope)
+            slopes = self._slope(torch.addmm(start, block.features, weight.T), block.targets)
             result[:, :-1].addmm_(slopes.T, block.features)
             result[:, -1] += slopes.sum(0)
         return result * self.scale
@@ -426,7 +404,7 @@ class _ClassGradients:
         assert self.scale is not None
         return replace(
             self,
-            blocks=[block.select(functions, len(self.scale)) for block in self.blocks],
+            blocks=[block.select(functions) for block in self.blocks],
             positive=self.positive[functions],
             negative=self.negative[functions],
             untargeted=self.untargeted[functions],

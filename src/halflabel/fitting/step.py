@@ -51,7 +51,6 @@ class CompiledModel(nn.Module):
         return self.compiled(view, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
 
 
-_DENSE_ENTRIES = 1 << 26  # a label table of at most so many entries is kept dense on the device
 _LIMITED_MEMORY = ("cuda", "xpu")  # devices that run out of memory; on a CPU the snapshots would be wasted
 
 
@@ -70,7 +69,7 @@ class OptimizerStep:
     config: Config
 
     def __post_init__(self) -> None:
-        method, model, table, config = self.method, self.model, self.table, self.config
+        method, model, config = self.method, self.model, self.config
         self.parallel = WholeBatchParallel(model) if distributed.is_distributed() else None
         self.compiled = CompiledModel(model, config.batch_size) if config.compile == "inductor" else None
         # Typed as a model for the methods, which call it; the wrappers have the same interface.
@@ -79,9 +78,6 @@ class OptimizerStep:
         self.optimizer = make_optimizer(self.groups, config)
         self.ema = ModelEma(model, config.ema) if config.ema else None
         self.autocast, self.scaler = mixed_precision(config.precision, self.device)
-        # Looking up labels in a dense table is faster; a large table stays sparse.
-        is_small = len(table) * len(table.classes) <= _DENSE_ENTRIES
-        self.dense_labels = torch.from_numpy(table.dense()).to(self.device) if is_small else None
         self.micro_batches = MicroBatcher()
         can_split = self.called is model and self.device.type in _LIMITED_MEMORY
         self.snapshot = Snapshot(model, method) if can_split else None
@@ -129,10 +125,7 @@ class OptimizerStep:
         pairs = zip(views, layout, strict=True)
         moved = tuple(view.to(device, non_blocking=True, memory_format=each) for view, each in pairs)
         index = torch.from_numpy(images).to(device, non_blocking=True)
-        if self.dense_labels is not None:
-            labels = self.dense_labels[index]
-        else:
-            labels = torch.from_numpy(self.table.rows(images)).to(device)
+        labels = torch.from_numpy(self.table.rows(images)).to(device, non_blocking=True)
         soft = self.table.soft_targets(images)
         batch = Batch(index, moved, labels, None if soft is None else torch.from_numpy(soft).to(device))
         with self.autocast():

@@ -55,25 +55,10 @@ from halflabel.system.files import (
 )
 from halflabel.system.reporter import SILENT, Reporter
 
-_START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash")
-_RESULT_FILES = (
-    "best.safetensors",
-    "log.jsonl",
-    "log.csv",
-    "metrics.json",
-    "names.csv",
-    "per_label.csv",
-    "images.parquet",
-    "scores.parquet",
-    "thresholds.json",
-    "calibration.json",
-    "checksums.json",
-    "bad_images.csv",
-    "model_card.md",
-    "repro.sh",
-    "made.json",
-    "report.html",
-    "truth.parquet",
+_RESULT_FILES = (  # of a training, which the next one in the folder removes
+    *("best.safetensors", "log.jsonl", "log.csv", "metrics.json", "names.csv", "per_label.csv", "images.parquet"),
+    *("scores.parquet", "thresholds.json", "calibration.json", "checksums.json", "bad_images.csv", "model_card.md"),
+    *("repro.sh", "made.json", "report.html", "truth.parquet"),
 )
 
 
@@ -177,12 +162,9 @@ class RunFolder:
         (self / "config.yaml").unlink(missing_ok=True)
 
     def remove_temporary_files(self) -> None:
-        """Remove partly written files of a killed training; other programs' temporary files stay."""
-        for folder in (self.checkpoints / "head", self.checkpoints / "all"):
+        """Remove partly written files of a killed training."""
+        for folder in (self.folder, self.checkpoints / "head", self.checkpoints / "all"):
             for path in folder.glob(".*.tmp"):
-                path.unlink(missing_ok=True)
-        for name in (*_START_FILES, *_RESULT_FILES):
-            for path in self.folder.glob(f".{name}.*.tmp"):
                 path.unlink(missing_ok=True)
 
     @classmethod
@@ -306,21 +288,17 @@ class RunFolder:
         """
         with with_checksum(self.labels):
             formats.write(labels.drop_overridden(), self.labels)
-        self.write_text("data.hash", labels.training.digest() + "\n")
 
     def read_labels(self) -> Table:
         return self.read_rows().training
 
     def read_rows(self) -> Labels:
-        """Return the training labels as rows, one per known entry, with their sources; checked against their digest."""
+        """Return the training labels as rows, one per known entry, with their sources."""
         verify_checksum(self.labels)
         try:
-            rows = formats.read(self.labels, format="long").rows
+            return formats.read(self.labels, format="long").rows
         except UserError as error:
             raise UserError(error.message, "start a new run") from None
-        if read_text(self / "data.hash", "start a new run").strip() != rows.training.digest():
-            raise UserError(f"{self.labels} differs from the labels that were trained on", "start a new run")
-        return rows
 
     def read_answers(self) -> Labels | None:
         """Return the answers of `review` as rows about the images and classes of the run; None if there are none."""
