@@ -69,6 +69,11 @@ class Option:
         return ("TEXT" if self.type in (str, str | None) else "NUMBER") + low + high
 
 
+def option(default: Any, help: str, group: str, commands: tuple[str, ...] = TRAIN, **more: Any) -> Any:
+    """Declare a field of `Config` that is an option of these commands; `more` are further fields of `Option`."""
+    return field(default=default, metadata={"option": Option(help, group, commands, **more)})
+
+
 @dataclass(frozen=True)
 class Config:
     """What to train and how; all that a run's config.yaml holds.
@@ -78,95 +83,74 @@ class Config:
 
     method: str = "bce"
     options: Mapping[str, Any] = field(default_factory=dict)  # options of the method
-    backbone: Annotated[
-        str,
-        Option(
-            "efficientnet-lite2, which comes with the package; fast: efficientnet-lite0, half the time, about 2 mAP "
-            "less; any timm model, downloaded once: docs/backbones.md names good ones and what they cost; or an .onnx "
-            "file with an image encoder.",
-            COMMON,
-            WITH_EMBED,
-        ),
-    ] = DEFAULT
-    weights: Annotated[
-        str | None, Option("A local file with the backbone's weights.", MODEL, WITH_EMBED, is_path=True)
-    ] = None
-    names: Annotated[
-        Literal["auto", "on", "off"],
-        Option(
-            "Start from what the class names mean to a backbone that knows the classes of ImageNet; it needs the extra "
-            "halflabel[names]. auto: where that is possible.",
-            MODEL,
-            EXPERIMENTS,
-        ),
-    ] = "auto"
-    descriptions: Annotated[
-        str | None,
-        Option(
-            "A YAML file with a sentence, or a list of them, in place of the names of some classes.",
-            MODEL,
-            EXPERIMENTS,
-            is_path=True,
-        ),
-    ] = None
+    backbone: str = option(
+        DEFAULT,
+        "efficientnet-lite2, which comes with the package; fast: efficientnet-lite0, half the time, about 2 mAP "
+        "less; any timm model, downloaded once: docs/backbones.md names good ones and what they cost; or an .onnx "
+        "file with an image encoder.",
+        COMMON,
+        WITH_EMBED,
+    )
+    weights: str | None = option(None, "A local file with the backbone's weights.", MODEL, WITH_EMBED, is_path=True)
+    names: Literal["auto", "on", "off"] = option(
+        "auto",
+        "Start from what the class names mean to a backbone that knows the classes of ImageNet; it needs the extra "
+        "halflabel[names]. auto: where that is possible.",
+        MODEL,
+        EXPERIMENTS,
+    )
+    descriptions: str | None = option(
+        None,
+        "A YAML file with a sentence, or a list of them, in place of the names of some classes.",
+        MODEL,
+        EXPERIMENTS,
+        is_path=True,
+    )
     begin_from: str | None = None  # a finished run whose weights training starts from
-    size: Annotated[
-        int | None,
-        Option("Image size in pixels.", IMAGES, WITH_EMBED, decided_by="the size that suits the backbone"),
-    ] = None
-    channels: Annotated[
-        Positive,
-        Option(
-            "Bands of each image: other than 3, images are .npy arrays or TIFF files, and the backbone's first "
-            "convolution is adapted.",
-            IMAGES,
-            (*EXPERIMENTS, "embed"),
-        ),
-    ] = 3
-    resize: Annotated[
-        Literal["squash", "crop", "keep"],
-        Option(
-            "keep: the whole image in about its aspect ratio, with as many pixels as the square; squash: squeezed to "
-            "the square; crop: the centre square. Where squares are needed (--tune all, heads on maps, ViTs), keep is "
-            "squash.",
-            IMAGES,
-            (*EXPERIMENTS, "embed"),
-        ),
-    ] = "keep"
-    tune: Annotated[
-        Literal["head", "all"],
-        Option(
-            "head: freeze the backbone and train the head on cached features, fast on a CPU; all: the whole network.",
-            COMMON,
-            EVERY_COMMAND,
-        ),
-    ] = "head"
-    fit: Annotated[
-        Literal["auto", "linear", "batches"],
-        Option(
-            "linear: fit the head on all images at once by L-BFGS, with out-of-fold scores instead of held-out images; "
-            "batches: in epochs of batches; auto: linear where the backbone is frozen and the method allows it. With "
-            "--tune all, auto begins with the frozen recipe and is combined with it; batches does neither.",
-            OPTIMIZATION,
-            EXPERIMENTS,
-            command_default="auto",
-        ),
-    ] = "batches"
-    l2_strength: Annotated[
-        Annotated[float | None, Ge(0)],
-        Option(
-            "In a linear fit: strength of the L2 regularisation.",
-            OPTIMIZATION,
-            decided_by="by out-of-fold scores of known labels",
-        ),
-    ] = None
-    similar: Annotated[
-        bool,
-        Option(
-            "In a linear fit: mix in the labels of similar training images, unless out-of-fold scores are worse.",
-            OPTIMIZATION,
-        ),
-    ] = True
+    size: int | None = option(
+        None, "Image size in pixels.", IMAGES, WITH_EMBED, decided_by="the size that suits the backbone"
+    )
+    channels: Positive = option(
+        3,
+        "Bands of each image: other than 3, images are .npy arrays or TIFF files, and the backbone's first "
+        "convolution is adapted.",
+        IMAGES,
+        (*EXPERIMENTS, "embed"),
+    )
+    resize: Literal["squash", "crop", "keep"] = option(
+        "keep",
+        "keep: the whole image in about its aspect ratio, with as many pixels as the square; squash: squeezed to "
+        "the square; crop: the centre square. Where squares are needed (--tune all, heads on maps, ViTs), keep is "
+        "squash.",
+        IMAGES,
+        (*EXPERIMENTS, "embed"),
+    )
+    tune: Literal["head", "all"] = option(
+        "head",
+        "head: freeze the backbone and train the head on cached features, fast on a CPU; all: the whole network.",
+        COMMON,
+        EVERY_COMMAND,
+    )
+    fit: Literal["auto", "linear", "batches"] = option(
+        "batches",
+        "linear: fit the head on all images at once by L-BFGS, with out-of-fold scores instead of held-out images; "
+        "batches: in epochs of batches; auto: linear where the backbone is frozen and the method allows it. With "
+        "--tune all, auto begins with the frozen recipe and is combined with it; batches does neither.",
+        OPTIMIZATION,
+        EXPERIMENTS,
+        command_default="auto",
+    )
+    l2_strength: Annotated[float | None, Ge(0)] = option(
+        None,
+        "In a linear fit: strength of the L2 regularisation.",
+        OPTIMIZATION,
+        decided_by="by out-of-fold scores of known labels",
+    )
+    similar: bool = option(
+        True,
+        "In a linear fit: mix in the labels of similar training images, unless out-of-fold scores are worse.",
+        OPTIMIZATION,
+    )
     averaged_with: str = ""  # in a linear fit: further methods whose logits are averaged with those of the method
     candidates: str = ""  # in a linear fit: methods that are measured, to be taken instead or averaged with
     from_nothing: bool = False  # started from class names: the method is chosen anew by the labels of each run
@@ -174,128 +158,94 @@ class Config:
     linear_init: int = 0  # epochs of the head alone, before the whole network is trained in plain batches
     linear_lr: float | None = None  # their learning rate, if not that of the training
     targets: Literal["labels", "soft"] = "labels"  # soft: with --tune all, also the frozen recipe's probabilities
-    single: Annotated[
-        bool,
-        Option(
-            "With --tune all: keep one network, so that a prediction takes one pass; else the frozen one is combined "
-            "with it where that ranks held-out images better.",
-            MODEL,
-        ),
-    ] = False
+    single: bool = option(
+        False,
+        "With --tune all: keep one network, so that a prediction takes one pass; else the frozen one is combined "
+        "with it where that ranks held-out images better.",
+        MODEL,
+    )
     choose_lr: bool = False  # in batches on a frozen backbone: try smaller rates too, by the held-out images
     crop: Annotated[float, Ge(0.05), Le(1)] = 0.8  # smallest share of the image that a random crop shows
-    held_out: Annotated[
-        Annotated[float, Ge(0), Le(0.9)],
-        Option("Share of the images held out for validation, in batches.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"),
-    ] = 0.2
-    group: Annotated[
-        str | None,
-        Option(
-            "Images that belong together, such as those of one patient: folds, splits and intervals never separate "
-            "them. A column of the label file, a CSV file of images and groups, FILE:COLUMN, or a regular expression "
-            "on the image names.",
-            OPTIMIZATION,
-            EXPERIMENTS,
-        ),
-    ] = None
-    uncertain: Annotated[
-        str,
-        Option(
-            "Train on uncertain labels as ignore, present, absent or soft (targets from 0.55 to 0.85; soft=LOW-HIGH "
-            'states others); per class: "Edema=present,*=ignore". They are never evaluated.',
-            OPTIMIZATION,
-            EXPERIMENTS,
-        ),
-    ] = "ignore"
-    positives_per_image: Annotated[
-        Annotated[float, Ge(0)],
-        Option(
-            "Present classes of an image, on average: probabilities are made to agree with it.",
-            COMMON,
-            decided_by="estimated from the labels",
-        ),
-    ] = 0.0
-    max_bad: Annotated[
-        Share, Option("Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
-    ] = 0.01
-    workers: Annotated[Count, Option("Processes that decode images.", SPEED, WITH_EMBED, command_default=2)] = 0
-    mirror: Annotated[
-        bool,
-        Option(
-            "Average the scores of each image and its mirror image: takes twice the time.",
-            IMAGES,
-        ),
-    ] = False
-    epochs: Annotated[
-        Positive,
-        Option("Passes over the training images.", OPTIMIZATION, EVERY_COMMAND, decided_by="by the number of images"),
-    ] = 10
-    batch_size: Annotated[Positive, Option("Images per step.", OPTIMIZATION, EVERY_COMMAND)] = 32
-    lr: Annotated[
-        Amount, Option("Learning rate of the head.", OPTIMIZATION, EVERY_COMMAND, decided_by="chosen by the method")
-    ] = 1e-3
-    backbone_lr: Annotated[
-        Amount,
-        Option("Learning rate of the backbone, as a fraction of --lr.", OPTIMIZATION, decided_by="0.1"),
-    ] = 0.1
-    optimizer: Annotated[
-        str, Option("Optimizer: adamw, adam, sgd, rmsprop, or one of a plugin.", OPTIMIZATION, EXPERIMENTS)
-    ] = "adamw"
-    weight_decay: Annotated[Amount, Option("Weight decay.", OPTIMIZATION, decided_by="chosen by the method")] = 1e-4
+    held_out: Annotated[float, Ge(0), Le(0.9)] = option(
+        0.2, "Share of the images held out for validation, in batches.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"
+    )
+    group: str | None = option(
+        None,
+        "Images that belong together, such as those of one patient: folds, splits and intervals never separate "
+        "them. A column of the label file, a CSV file of images and groups, FILE:COLUMN, or a regular expression "
+        "on the image names.",
+        OPTIMIZATION,
+        EXPERIMENTS,
+    )
+    uncertain: str = option(
+        "ignore",
+        "Train on uncertain labels as ignore, present, absent or soft (targets from 0.55 to 0.85; soft=LOW-HIGH "
+        'states others); per class: "Edema=present,*=ignore". They are never evaluated.',
+        OPTIMIZATION,
+        EXPERIMENTS,
+    )
+    positives_per_image: Annotated[float, Ge(0)] = option(
+        0.0,
+        "Present classes of an image, on average: probabilities are made to agree with it.",
+        COMMON,
+        decided_by="estimated from the labels",
+    )
+    max_bad: Share = option(0.01, "Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
+    workers: Count = option(0, "Processes that decode images.", SPEED, WITH_EMBED, command_default=2)
+    mirror: bool = option(False, "Average the scores of each image and its mirror image: takes twice the time.", IMAGES)
+    epochs: Positive = option(
+        10, "Passes over the training images.", OPTIMIZATION, EVERY_COMMAND, decided_by="by the number of images"
+    )
+    batch_size: Positive = option(32, "Images per step.", OPTIMIZATION, EVERY_COMMAND)
+    lr: Amount = option(
+        1e-3, "Learning rate of the head.", OPTIMIZATION, EVERY_COMMAND, decided_by="chosen by the method"
+    )
+    backbone_lr: Amount = option(
+        0.1, "Learning rate of the backbone, as a fraction of --lr.", OPTIMIZATION, decided_by="0.1"
+    )
+    optimizer: str = option(
+        "adamw", "Optimizer: adamw, adam, sgd, rmsprop, or one of a plugin.", OPTIMIZATION, EXPERIMENTS
+    )
+    weight_decay: Amount = option(1e-4, "Weight decay.", OPTIMIZATION, decided_by="chosen by the method")
     momentum: Share = 0.9  # of sgd
-    schedule: Annotated[
-        str,
-        Option("Schedule of the learning rate: cosine, step, plateau, constant, or one of a plugin.", OPTIMIZATION),
-    ] = "cosine"
+    schedule: str = option(
+        "cosine", "Schedule of the learning rate: cosine, step, plateau, constant, or one of a plugin.", OPTIMIZATION
+    )
     step_epochs: Positive = 10  # with schedule=step: between two reductions of the learning rate
     step_factor: Share = 0.1  # of each reduction, with schedule=step or plateau
-    warmup: Annotated[Amount, Option("Epochs of linear warm-up.", OPTIMIZATION)] = 0.0
-    ema: Annotated[
-        Share,
-        Option(
-            "Decay of the exponential moving average of the weights, which is evaluated and saved; 0 turns it off.",
-            OPTIMIZATION,
-            TRAIN_AND_COMPARE,
-            decided_by="0",
-        ),
-    ] = 0.0
-    precision: Annotated[
-        Literal["no", "bf16", "fp16"], Option("Mixed precision; no means float32.", SPEED, EVERY_COMMAND)
-    ] = "no"
-    clip: Annotated[Amount, Option("Largest gradient norm; 0 means no clipping.", OPTIMIZATION, EXPERIMENTS)] = 0.0
-    compile: Annotated[
-        Literal["no", "inductor"],
-        Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),
-    ] = "no"
-    deterministic: Annotated[
-        bool,
-        Option("On a GPU: use deterministic algorithms where torch has them. Slower.", SPEED),
-    ] = False
-    patience: Annotated[
-        Count,
-        Option(
-            "Stop after this many epochs without a better validation metric; 0 means never.",
-            OPTIMIZATION,
-            TRAIN_AND_COMPARE,
-        ),
-    ] = 0
-    keep: Annotated[
-        Literal["best", "last"],
-        Option(
-            "best: keep the weights of the epoch that ranks the held-out images best; last: those of the last epoch.",
-            OPTIMIZATION,
-            EXPERIMENTS,
-        ),
-    ] = "best"
-    save_every: Annotated[
-        Count,
-        Option("Optimizer steps between checkpoints within an epoch; 0 saves only after each epoch.", SPEED),
-    ] = 0
-    seed: Annotated[int, Option("Random seed. The same seed gives the same result.", COMMON)] = 0
-    device: Annotated[
-        Literal["auto", "cpu", "cuda", "mps"],
-        Option("Where to compute; auto uses a GPU if there is one.", COMMON, WITH_EMBED),
-    ] = "auto"
+    warmup: Amount = option(0.0, "Epochs of linear warm-up.", OPTIMIZATION)
+    ema: Share = option(
+        0.0,
+        "Decay of the exponential moving average of the weights, which is evaluated and saved; 0 turns it off.",
+        OPTIMIZATION,
+        TRAIN_AND_COMPARE,
+        decided_by="0",
+    )
+    precision: Literal["no", "bf16", "fp16"] = option("no", "Mixed precision; no means float32.", SPEED, EVERY_COMMAND)
+    clip: Amount = option(0.0, "Largest gradient norm; 0 means no clipping.", OPTIMIZATION, EXPERIMENTS)
+    compile: Literal["no", "inductor"] = option(
+        "no", "inductor: compile the model by torch.compile, which takes a minute.", SPEED
+    )
+    deterministic: bool = option(False, "On a GPU: use deterministic algorithms where torch has them. Slower.", SPEED)
+    patience: Count = option(
+        0,
+        "Stop after this many epochs without a better validation metric; 0 means never.",
+        OPTIMIZATION,
+        TRAIN_AND_COMPARE,
+    )
+    keep: Literal["best", "last"] = option(
+        "best",
+        "best: keep the weights of the epoch that ranks the held-out images best; last: those of the last epoch.",
+        OPTIMIZATION,
+        EXPERIMENTS,
+    )
+    save_every: Count = option(
+        0, "Optimizer steps between checkpoints within an epoch; 0 saves only after each epoch.", SPEED
+    )
+    seed: int = option(0, "Random seed. The same seed gives the same result.", COMMON)
+    device: Literal["auto", "cpu", "cuda", "mps"] = option(
+        "auto", "Where to compute; auto uses a GPU if there is one.", COMMON, WITH_EMBED
+    )
     images: str = ""  # the image folder, for resuming
 
     def __post_init__(self) -> None:
@@ -366,13 +316,14 @@ def declared_options() -> dict[str, Option]:
     """Every option of `train` that is a field of Config, by name, in the order of declaration."""
     declared, hints = {}, get_type_hints(Config, include_extras=True)
     for each in dataclasses.fields(Config):
-        metadata = getattr(hints[each.name], "__metadata__", ())
-        if metadata and isinstance(option := metadata[-1], Option):
+        if (option := each.metadata.get("option")) is not None:
+            hint = hints[each.name]
+            bounds = getattr(hint, "__metadata__", ())
             declared[each.name] = dataclasses.replace(
                 option,
-                type=hints[each.name].__origin__,
-                minimum=next((bound.ge for bound in metadata if isinstance(bound, Ge)), None),
-                maximum=next((bound.le for bound in metadata if isinstance(bound, Le)), None),
+                type=getattr(hint, "__origin__", hint) if bounds else hint,
+                minimum=next((bound.ge for bound in bounds if isinstance(bound, Ge)), None),
+                maximum=next((bound.le for bound in bounds if isinstance(bound, Le)), None),
                 command_default=each.default if option.command_default is None else option.command_default,
             )
     return declared

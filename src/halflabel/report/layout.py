@@ -75,7 +75,7 @@ class Section:
     text: Sequence[str] = ()
     warning: str = ""
     limits: Sequence[str] = ()  # what is left out, so that the page stays small
-    body: Html = Html()  # noqa: RUF009
+    body: Html = Html()
     panels: Sequence[Html] = ()
     fold: str = ""
     tables: Sequence[Table] = ()
