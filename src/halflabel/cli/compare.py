@@ -25,9 +25,9 @@ from halflabel.cli.options import (
     argument,
     check_image_folder,
     command,
-    option,
     option_words,
     panel,
+    shared,
     training_words,
 )
 from halflabel.cli.progress import Bar
@@ -55,13 +55,20 @@ if TYPE_CHECKING:
 UNLIMITED_WIDTH = 10_000  # columns
 EVALUATION, DATA = "Evaluation", "Data"
 
-Budget = Annotated[str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", metavar="TIME")]
-Force = Annotated[bool, panel(COMMON, "Replace results that the folder already holds.", "--force")]
-Seeds = Annotated[int, panel(COMMON, "Runs per method and set of labels, to measure the variation.", min=1)]
-Test = Annotated[
-    Path | None, panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE")
+Budget = Annotated[str | None, shared("Time limit: 90s, 30m, 2h.", metavar="TIME", rich_help_panel=COMMON)]
+Force = Annotated[bool, shared("Replace results that the folder already holds.", "--force", rich_help_panel=COMMON)]
+Seeds = Annotated[
+    int, shared("Runs per method and set of labels, to measure the variation.", min=1, rich_help_panel=COMMON)
 ]
-TestImages = Annotated[Path | None, panel(EVALUATION, "The images of --test (default: IMAGES).", metavar="DIR")]
+Test = Annotated[
+    Path | None,
+    shared(
+        "Labels of other images to test on (default: a part of LABELS).", metavar="FILE", rich_help_panel=EVALUATION
+    ),
+]
+TestImages = Annotated[
+    Path | None, shared("The images of --test (default: IMAGES).", metavar="DIR", rich_help_panel=EVALUATION)
+]
 
 
 @command()
@@ -70,32 +77,23 @@ def compare(
     images: ImageFolder,
     read: LabelReader,
     training: dict[str, Any],
-    methods: Annotated[
-        str, panel(COMMON, "Names, separated by commas; auto: some that suit the labels. em:alpha=0.05 sets an option.")
-    ] = "auto",
-    shares: Annotated[str, panel(COMMON, "Keep these shares of each image's labels, such as 0.1,0.3,1.")] = "",
+    methods: str = panel(
+        COMMON, "auto", "Names, separated by commas, such as em:alpha=0.05,bce; auto: some that suit."
+    ),
+    shares: str = panel(COMMON, "", "Keep these shares of each image's labels, such as 0.1,0.3,1."),
     seeds: Seeds = 3,
     budget: Budget = None,
-    out: Annotated[
-        Path, panel(COMMON, "The folder for results; a comparison that it already holds is resumed.")
-    ] = Path("runs/compare"),
+    out: Path = panel(COMMON, Path("runs/compare"), "The folder for results; a comparison that it holds is resumed."),
     force: Force = False,
-    protocol: Annotated[
-        list[str] | None,
-        panel(
-            EVALUATION, "Hide labels in another way: NAME:option=value, see `halflabel drop --help`. May be repeated."
-        ),
-    ] = None,
+    protocol: list[str] | None = panel(
+        EVALUATION, None, "Hide labels in another way, as `halflabel drop`; may be repeated."
+    ),
     test: Test = None,
     test_images: TestImages = None,
-    search: Annotated[
-        Literal["small", "none"],
-        panel(EVALUATION, "small: try each method's main option and, in batches, learning rates. none: use defaults."),
-    ] = "small",
-    references: Annotated[
-        bool,
-        panel(EVALUATION, "Also train with unknown as absent, with all labels, and bce in batches, where it tells."),
-    ] = True,
+    search: Literal["small", "none"] = panel(EVALUATION, "small", "small: try main options and learning rates."),
+    references: bool = panel(
+        EVALUATION, True, "Also train with unknown as absent, with all labels, and bce in batches."
+    ),
 ) -> None:
     """Compare methods on your data, with confidence intervals, paired differences, F1 and time.
 
@@ -151,20 +149,13 @@ def study(
     images: ImageFolder,
     read: LabelReader,
     training: dict[str, Any],
-    grow: Annotated[
-        bool, panel(COMMON, "Compute a learning curve instead: what would twice as many labels give?", "--grow")
-    ] = False,
-    method: Annotated[str, panel(COMMON, "The training method: a name, name:option=value, or auto.")] = "bn-bce",
-    budgets: Annotated[str, panel(COMMON, "Shares of the labels, such as 0.1,0.2,0.5,1.")] = "",
-    worth: Annotated[
-        float, panel(COMMON, "With --grow: the smallest gain, in points of mAP, that is worth it.", min=0)
-    ] = 1.0,
+    grow: bool = panel(COMMON, False, "Compute a learning curve: what would twice as many labels give?", "--grow"),
+    method: str = panel(COMMON, "bn-bce", "The training method: a name, name:option=value, or auto."),
+    budgets: str = panel(COMMON, "", "Shares of the labels, such as 0.1,0.2,0.5,1."),
+    worth: float = panel(COMMON, 1.0, "With --grow: the smallest gain, in points of mAP, that is worth it.", min=0),
     seeds: Seeds = 3,
     budget: Budget = None,
-    out: Annotated[
-        Path | None,
-        panel(COMMON, "The folder for results, resumed if it holds some (default: runs/study or runs/growth)."),
-    ] = None,
+    out: Path | None = panel(COMMON, None, "The folder for results, resumed (default: runs/study or runs/growth)."),
     force: Force = False,
     test: Test = None,
     test_images: TestImages = None,
@@ -357,24 +348,16 @@ def reproduce(
         Path | None,
         argument("DATA_FOLDER", "The data set as published, or a folder with one such folder per data set."),
     ] = None,
-    rows: Annotated[
-        list[str] | None, panel(COMMON, "Only these rows: names, parts of names or methods, separated by commas.")
-    ] = None,
-    conditions: Annotated[list[str] | None, panel(COMMON, "Only these columns or groups of columns.")] = None,
-    seeds: Annotated[int, panel(COMMON, "Runs per cell, with different seeds.", min=1)] = 1,
-    out: Annotated[
-        Path | None,
-        panel(COMMON, "The folder for results, resumed if it holds some (default: runs/reproduce/TABLE)."),
-    ] = None,
+    rows: list[str] | None = panel(COMMON, None, "Only these rows: names, parts of names or methods, with commas."),
+    conditions: list[str] | None = panel(COMMON, None, "Only these columns or groups of columns."),
+    seeds: int = panel(COMMON, 1, "Runs per cell, with different seeds.", min=1),
+    out: Path | None = panel(COMMON, None, "The folder for results, resumed (default: runs/reproduce/TABLE)."),
     budget: Budget = None,
     force: Force = False,
-    dataset: Annotated[
-        str | None, panel(DATA, "Run the table on this data set instead, such as voc2012; without differences.")
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        panel(DATA, "The folder for cached features and starting models, of several tables (default: beside --out)."),
-    ] = None,
+    dataset: str | None = panel(DATA, None, "Run the table on this data set instead, such as voc2012."),
+    cache: Path | None = panel(
+        DATA, None, "The folder for cached features and starting models (default: beside --out)."
+    ),
 ) -> None:
     """Reproduce a published table with its protocol, and show the published numbers beside the measured ones.
 
@@ -523,7 +506,7 @@ def _number(value: float, spread: float) -> str:
 @command()
 def figures(
     run: RunArgument,
-    out: Annotated[Path, option("The folder for the figures and their numbers.")],
+    out: Annotated[Path, shared("The folder for the figures and their numbers.")],
     photos: Annotated[
         Path | None, argument("PHOTOS", "The folder with the images of the run, or a pack; some figures need it.")
     ] = None,

@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,9 +63,9 @@ COMPLETE = "all labels known (the limit)"
 
 @command()
 def demo(
-    out: Annotated[Path, option("The folder for photos, labels and runs.")] = Path("demo"),
-    images: Annotated[int | None, option("Use only this many photos (default: all).", min=100)] = None,
-    seeds: Annotated[int, option("Repetitions for the table at the end.", min=1, max=10)] = 3,
+    out: Path = option(Path("demo"), "The folder for photos, labels and runs."),
+    images: int | None = option(None, "Use only this many photos (default: all).", min=100),
+    seeds: int = option(3, "Repetitions for the table at the end.", min=1, max=10),
 ) -> None:
     """Show the whole job on real photos: train on few labels, decide, fill, ask, report. Takes about two minutes.
 

@@ -50,41 +50,25 @@ def fill(
     read: LabelReader,
     run: Annotated[Path | None, argument("RUN", "A run folder of `train`.")] = None,
     images: Annotated[Path | None, argument("IMAGES", "The folder with the image files.")] = None,
-    out: Annotated[Path | None, option("The file to write: .csv or .parquet (default: RUN/filled.csv).")] = None,
-    precision: Annotated[
-        float, option("Share of fills that must be right, for present and absent each.", min=0.5, max=0.999)
-    ] = 0.95,
-    confidence: Annotated[float, option("Confidence that --precision is reached.", min=0.5, max=0.999)] = _CONFIDENCE,
-    labels: Annotated[Path | None, option("Fill these labels instead of those the run was trained on.")] = None,
-    rules: Annotated[
-        Path | None, option("Rules of the labels: CSV class,rule,class or an Open Images hierarchy (.json).")
-    ] = None,
-    folds: Annotated[
-        int | None, option("Fit the head again in this many folds (default: those that the run has, else 5).")
-    ] = None,
-    control: Annotated[int, option("Positives only: random questions whose answers show the precision.", min=30)] = 100,
-    answers: Annotated[
-        Path | None, option("Positives only: a label file with the answers (default: those of `review`).")
-    ] = None,
-    assume_random: Annotated[
-        bool,
-        option(
-            "Ask nothing, and assume that the known labels are a random sample: of the present ones where only "
-            "positives are known, else of all of their class. The source of the rows says so.",
-            "--assume-random",
-        ),
-    ] = False,
-    all_photos: Annotated[bool, option("Also fill photos that have no row in the labels.", "--all-photos")] = False,
-    complete: Annotated[
-        bool, option("Write known and filled labels, or only the filled ones.", "--complete/--only-filled")
-    ] = True,
-    undo: Annotated[Path | None, option("Remove the filled labels from this file.", metavar="FILE")] = None,
-    source: Annotated[
-        str | None, option("With --undo: the source of the rows, such as model:bn-bce:runs/first, or rule.")
-    ] = None,
-    retract: Annotated[
-        bool, option("With --undo: add rows that retract labels instead of removing rows.", "--retract")
-    ] = False,
+    out: Path | None = option(None, "The file to write: .csv or .parquet (default: RUN/filled.csv)."),
+    precision: float = option(0.95, "Share of fills that must be right, present and absent each.", min=0.5, max=0.999),
+    confidence: float = option(_CONFIDENCE, "Confidence that --precision is reached.", min=0.5, max=0.999),
+    labels: Path | None = option(None, "Fill these labels instead of those the run was trained on."),
+    rules: Path | None = option(None, "Rules of the labels: CSV class,rule,class or an Open Images hierarchy (.json)."),
+    folds: int | None = option(None, "Fit the head again in so many folds (default: those that the run has, else 5)."),
+    control: int = option(100, "Positives only: random questions whose answers show the precision.", min=30),
+    answers: Path | None = option(None, "Positives only: a label file with the answers (default: those of `review`)."),
+    assume_random: bool = option(
+        False,
+        "Ask nothing, and assume that the known labels are a random sample: of the present ones where only "
+        "positives are known, else of all of their class. The source of the rows says so.",
+        "--assume-random",
+    ),
+    all_photos: bool = option(False, "Also fill photos that have no row in the labels.", "--all-photos"),
+    complete: bool = option(True, "Write known and filled labels, or only filled ones.", "--complete/--only-filled"),
+    undo: Path | None = option(None, "Remove the filled labels from this file.", metavar="FILE"),
+    source: str | None = option(None, "With --undo: the source of the rows, such as model:bn-bce:runs/first, or rule."),
+    retract: bool = option(False, "With --undo: add rows that retract labels instead of removing rows.", "--retract"),
     force: Force = False,
     engine: Engine = "local",
 ) -> None:

@@ -45,17 +45,11 @@ def pack(
     read: LabelReader,
     images: Annotated[Path, argument("IMAGES", "The folder with image files, tars or Parquet files.")],
     out: Annotated[Path, argument("OUT", "The folder for the pack.")],
-    size: Annotated[int, option("Pixels of the shorter side; smaller images keep their size.", min=8)] = 448,
-    resize: Annotated[
-        Literal["short", "squash"], option("short: keep the aspect ratio; squash: a square of SIZE × SIZE.")
-    ] = "short",
-    labels: Annotated[
-        Path | None, option("Pack only the images of this label file, and store their labels in KEY.json.")
-    ] = None,
-    workers: Annotated[int, option("Processes that decode and encode images.", min=0)] = 2,
-    max_bad: Annotated[
-        float, option("Stop if more than this share of the images cannot be read.", min=0, max=1)
-    ] = 0.01,
+    size: int = option(448, "Pixels of the shorter side; smaller images keep their size.", min=8),
+    resize: Literal["short", "squash"] = option("short", "short: keep the aspect ratio; squash: squares."),
+    labels: Path | None = option(None, "Pack only the images of this label file, and store their labels in KEY.json."),
+    workers: int = option(2, "Processes that decode and encode images.", min=0),
+    max_bad: float = option(0.01, "Stop if more than this share of the images cannot be read.", min=0, max=1),
     force: Force = False,
 ) -> None:
     """Resize images once and store them in WebDataset tars with an index, so that later passes over them are faster.
@@ -148,11 +142,10 @@ def cache(
     folder: Annotated[Path, argument("FOLDER", "The folder with the runs, one run, or the cache itself.")] = Path(
         "runs"
     ),
-    remove: Annotated[
-        str | None,
-        option("older: all but the last used cache of the same images; all; or a part of one's name.", metavar="WHICH"),
-    ] = None,
-    yes: Annotated[bool, option("Remove without asking.", "--yes")] = False,
+    remove: str | None = option(
+        None, "older: all but the last used of the same images; all; or a name.", metavar="WHICH"
+    ),
+    yes: bool = option(False, "Remove without asking.", "--yes"),
 ) -> None:
     """List or remove cached features, with their origin, size and time of last use.
 

@@ -50,20 +50,14 @@ from halflabel.system.reporter import Reporter
 def inspect(
     labels: LabelFile,
     read: LabelReader,
-    top: Annotated[int | None, option("Number of classes to show.", min=1, show_default="8")] = None,
-    details: Annotated[
-        bool, option("Also show more classes, all suitable methods and what class names are most like.", "--details")
-    ] = False,
-    images: Annotated[
-        Path | None,
-        option(
-            "Also look in this folder for nearly identical photos, and at what class names alone are worth, by "
-            "features that train uses again."
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None, option("Also write an HTML page with charts of the labels, and of classes that occur together.")
-    ] = None,
+    top: int | None = option(None, "Number of classes to show.", min=1, show_default="8"),
+    details: bool = option(False, "Also show more classes, all suitable methods and what names mean.", "--details"),
+    images: Path | None = option(
+        None,
+        "Also look in this folder for nearly identical photos, and at what class names alone are worth, by "
+        "features that train uses again.",
+    ),
+    plot: Path | None = option(None, "Also write an HTML page with charts of the labels and of pairs of classes."),
 ) -> None:
     """Show how many labels are known, per class and per image, and recommend a method.
 
@@ -116,7 +110,7 @@ def import_labels(
     labels: LabelFile,
     out: Annotated[Path, argument("OUT", "The file to write: .csv, .parquet or .labels.")],
     read: LabelReader,
-    images: Annotated[Path | None, option("Also check that each image has a file in this folder.")] = None,
+    images: Path | None = option(None, "Also check that each image has a file in this folder."),
     force: Force = False,
 ) -> None:
     """Convert labels of any format to halflabel's long format, and report how each raw value was read.
@@ -141,22 +135,16 @@ def convert(
     labels: LabelFile,
     out: Annotated[Path, argument("OUT", "The file or folder to write.")],
     read: LabelReader,
-    to: Annotated[str, option("The format to write; see above. auto: by the extension of OUT.")] = "auto",
-    images: Annotated[
-        Path | None, option("Write the names of the image files in this folder, with their endings, for other tools.")
-    ] = None,
-    into: Annotated[
-        Path | None,
-        option(
-            "Write a copy of this CSV or Excel table, of tags, with a column per class or a row per label, and add the "
-            "labels that it lacks; all else stays."
-        ),
-    ] = None,
-    image_url: Annotated[str | None, option("label-studio: the URL before the image paths.")] = None,
-    without_sources: Annotated[
-        bool, option("Lose sources and scores that the format cannot hold.", "--without-sources")
-    ] = False,
-    without_uncertain: Annotated[bool, option("Make uncertain labels unknown.", "--without-uncertain")] = False,
+    to: str = option("auto", "The format to write; see above. auto: by the extension of OUT."),
+    images: Path | None = option(None, "Write the names of the image files in this folder, with their endings."),
+    into: Path | None = option(
+        None,
+        "Write a copy of this CSV or Excel table, of tags, with a column per class or a row per label, and add the "
+        "labels that it lacks; all else stays.",
+    ),
+    image_url: str | None = option(None, "label-studio: the URL before the image paths."),
+    without_sources: bool = option(False, "Lose sources and scores that the format cannot hold.", "--without-sources"),
+    without_uncertain: bool = option(False, "Make uncertain labels unknown.", "--without-uncertain"),
     excel_safe: ExcelSafe = False,
     force: Force = False,
 ) -> None:
@@ -204,7 +192,7 @@ def drop(
     out: Annotated[Path, argument("OUT", "The file for the remaining labels: .csv, .parquet, .labels.")],
     protocol: Annotated[str, argument("PROTOCOL", "How to hide or corrupt labels; see above.")],
     read: LabelReader,
-    seed: Annotated[int, option("Random seed. The same seed gives the same labels.")] = 0,
+    seed: int = option(0, "Random seed. The same seed gives the same labels."),
     force: Force = False,
 ) -> None:
     """Hide or corrupt known labels by a protocol of the papers, to test methods on the remaining labels.
@@ -239,8 +227,8 @@ app.add_typer(rules_app)
 def suggest_rules(
     labels: LabelFile,
     read: LabelReader,
-    out: Annotated[Path | None, option("Also write the rules to this file, to be edited.")] = None,
-    top: Annotated[int, option("Number of rules to show and to write, the strongest first.", min=1)] = 10,
+    out: Path | None = option(None, "Also write the rules to this file, to be edited."),
+    top: int = option(10, "Number of rules to show and to write, the strongest first.", min=1),
     force: Force = False,
 ) -> None:
     """Suggest rules that the known labels support; no rule is applied unless a rules file lists it.

@@ -27,10 +27,7 @@ _GROUPS = {
 @command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method whose page to show; auto: its rules.")] = None,
-    check: Annotated[
-        bool,
-        option("Check what training, resuming, several processes and export need of a method: a minute.", "--check"),
-    ] = False,
+    check: bool = option(False, "Check what training, resuming, processes and export need: a minute.", "--check"),
 ) -> None:
     """List the methods by what they need, recommended ones first; or show the page of one: formula and options.
 

@@ -47,13 +47,18 @@ _REPEATED = ("values", "where", "ignore")  # options on how to read a label file
 Function = Callable[..., Any]
 
 
-def option(help: str, *names: str, **more: Any) -> Any:
+def shared(help: str, *names: str, **more: Any) -> Any:
+    """An option for an annotation, for types that several commands share."""
     return typer.Option(*names, help=help, **more)
 
 
-def panel(group: str, help: str, *names: str, **more: Any) -> Any:
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(default, *names, help=help, **more)
+
+
+def panel(group: str, default: Any, help: str, *names: str, **more: Any) -> Any:
     """An option in a named group of `--help`."""
-    return option(help, *names, rich_help_panel=group, **more)
+    return option(default, help, *names, rich_help_panel=group, **more)
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -64,13 +69,13 @@ LabelFile = Annotated[Path, argument("LABELS", "A label file or folder of any kn
 ImageFolder = Annotated[Path, argument("IMAGES", "The folder with the image files, or a pack.")]
 RunArgument = Annotated[Path, argument("RUN", "A run folder of `train`.")]
 ModelArgument = Annotated[Path, argument("RUN", "A run of `train`, or a folder or .onnx file that `export` wrote.")]
-Force = Annotated[bool, option("Overwrite the output if it exists.", "--force")]
+Force = Annotated[bool, shared("Overwrite the output if it exists.", "--force")]
 ExcelSafe = Annotated[
-    bool, option("CSV: write an apostrophe before names that Excel would run as formulas.", "--excel-safe")
+    bool, shared("CSV: write an apostrophe before names that Excel would run as formulas.", "--excel-safe")
 ]
 Threshold = Annotated[
     str | None,
-    option(
+    shared(
         "Call a class present from this probability on, or so that precision=0.9 or recall=0.8 is expected: a mean by "
         "the probabilities, not a bound (`fill` gives bounds).",
         show_default="the model's threshold",
@@ -78,18 +83,18 @@ Threshold = Annotated[
 ]
 PositivesPerImage = Annotated[
     float | None,
-    option(
+    shared(
         "Present classes of an image, on average: probabilities are made to agree with it. Needs a run.",
         show_default="as estimated in training",
     ),
 ]
 Engine = Annotated[
     str,
-    panel(
-        SPEED,
+    shared(
         "Where features and scores are computed: local, or ray for very many images on a cluster (RAY_ADDRESS, else "
         "Ray on this machine).",
         metavar="local|ray",
+        rich_help_panel=SPEED,
     ),
 ]
 
@@ -213,7 +218,7 @@ def _parameter(
     name: str, kind: Any, group: str, help: str, metavar: str | None = None, **more: Any
 ) -> inspect.Parameter:
     flags = f"{spell(name)}/--no-{spell(name)[2:]}" if kind is bool and group != READING else spell(name)
-    declared = panel(group, help, flags, metavar=metavar, show_default=False, **more)
+    declared = shared(help, flags, metavar=metavar, show_default=False, rich_help_panel=group, **more)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared]
     )

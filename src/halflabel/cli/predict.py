@@ -32,6 +32,7 @@ from halflabel.cli.options import (
     check_needs,
     command,
     option,
+    shared,
 )
 from halflabel.cli.progress import Bar
 from halflabel.cli.show import console, first_names, plain_table
@@ -61,19 +62,15 @@ def evaluate(
     labels: LabelFile,
     images: ImageFolder,
     read: LabelReader,
-    threshold: Annotated[
-        float | None,
-        option(
-            "One threshold of the probability for all classes, for F1, precision and recall.",
-            min=0,
-            max=1,
-            show_default="the run's threshold of each class",
-        ),
-    ] = None,
-    group: Annotated[
-        str | None, option("Images that belong together, as in train: intervals never separate them.")
-    ] = None,
-    out: Annotated[Path | None, option("Also write the metrics to this JSON file.")] = None,
+    threshold: float | None = option(
+        None,
+        "One threshold of the probability for all classes, for F1, precision and recall.",
+        min=0,
+        max=1,
+        show_default="the run's threshold of each class",
+    ),
+    group: str | None = option(None, "Images that belong together, as in train: intervals never separate them."),
+    out: Path | None = option(None, "Also write the metrics to this JSON file."),
     force: Force = False,
     engine: Engine = "local",
 ) -> None:
@@ -120,24 +117,18 @@ def predict(
         list[Path],
         typer.Argument(help="Image files and folders, or a folder of features; - reads file names from stdin."),
     ],
-    output_format: Annotated[
-        OutputFormat | None, option("Output format.", "--format", show_default="the ending of --out, or table")
-    ] = None,
-    top: Annotated[int, option("Show at least this many labels per image.", min=0)] = 3,
-    all_scores: Annotated[bool, option("Show all classes, not only likely ones.", "--all")] = False,
-    items: Annotated[
-        bool, option("Each folder is one item of several images, such as views of a product.", "--items")
-    ] = False,
+    output_format: OutputFormat | None = option(None, "Output format.", "--format", show_default="by --out, or table"),
+    top: int = option(3, "Show at least this many labels per image.", min=0),
+    all_scores: bool = option(False, "Show all classes, not only likely ones.", "--all"),
+    items: bool = option(False, "Each folder is one item of several images, such as views of a product.", "--items"),
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
     excel_safe: ExcelSafe = False,
-    out: Annotated[
-        Path | None,
-        option(
-            "Write this file instead, such as predictions.csv; or, for a name without an ending, Parquet files into a "
-            "folder, with --all a list of probabilities per image; the same command continues if interrupted."
-        ),
-    ] = None,
+    out: Path | None = option(
+        None,
+        "Write this file instead, such as predictions.csv; or, for a name without an ending, Parquet files into a "
+        "folder, with --all a list of probabilities per image; the same command continues if interrupted.",
+    ),
     force: Force = False,
     engine: Engine = "local",
 ) -> None:
@@ -251,7 +242,7 @@ app.add_typer(export)
 @command(among=export)
 def onnx(
     run: RunArgument,
-    out: Annotated[Path, option("The .onnx file to write.")] = Path("model.onnx"),
+    out: Path = option(Path("model.onnx"), "The .onnx file to write."),
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
     force: Force = False,
@@ -283,9 +274,9 @@ def onnx(
 @command(among=export)
 def hub(
     run: RunArgument,
-    out: Annotated[Path, option("The folder to write.")],
-    push: Annotated[str | None, option("Also upload it to the Hugging Face Hub.", metavar="USER/NAME")] = None,
-    private: Annotated[bool, option("With --push: make the repository private.", "--private")] = False,
+    out: Annotated[Path, shared("The folder to write.")],
+    push: str | None = option(None, "Also upload it to the Hugging Face Hub.", metavar="USER/NAME"),
+    private: bool = option(False, "With --push: make the repository private.", "--private"),
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
     force: Force = False,
@@ -312,21 +303,15 @@ _SHORTEST_TOKEN = 16
 @command()
 def serve(
     model: Annotated[Path, argument("MODEL", "A run folder, an exported folder or an .onnx file.")],
-    host: Annotated[
-        str, option("Address to listen on; 0.0.0.0 listens on all networks of this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, option("Port; 0 chooses a free one.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None,
-        option(
-            "Answer only requests with this token: Authorization: Bearer TOKEN, or the password in a browser.",
-            envvar="HALFLABEL_TOKEN",
-            show_envvar=True,
-        ),
-    ] = None,
-    images: Annotated[
-        Path | None, option("The folder with the images of a Label Studio project: the server is then its ML backend.")
-    ] = None,
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 listens on all networks of this machine."),
+    port: int = option(8000, "Port; 0 chooses a free one.", min=0, max=65535),
+    token: str | None = option(
+        None,
+        "Answer only requests with this token: Authorization: Bearer TOKEN, or the password in a browser.",
+        envvar="HALFLABEL_TOKEN",
+        show_envvar=True,
+    ),
+    images: Path | None = option(None, "The images of a Label Studio project: the server is then its ML backend."),
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
 ) -> None:

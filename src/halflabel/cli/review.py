@@ -51,56 +51,28 @@ from halflabel.system.sockets import is_loopback, open_socket
 def review(
     run: Annotated[Path, argument("RUN", "A run folder of `train`; with --classes a new folder.")],
     images: Annotated[Path | None, argument("IMAGES", "The folder with the image files.")] = None,
-    questions: Annotated[
-        Path | None, option("Ask only these questions, from `halflabel next`, without learning meanwhile.")
-    ] = None,
-    classes: Annotated[
-        str | None, option("Start without labels: class names separated by commas, or a file with one per line.")
-    ] = None,
-    backbone: Annotated[
-        str | None, option("With --classes: the backbone, as for `train` (default: that of `train`).")
-    ] = None,
-    label: Annotated[str | None, option("Open the page at the photos of this class.", "--class")] = None,
-    precision: Annotated[
-        float | None,
-        option(
-            "How sure the model must be to decide a label by itself.",
-            min=0.5,
-            max=0.999,
-            show_default="that of the last `fill`, else 0.95",
-        ),
-    ] = None,
-    answers: Annotated[Path | None, option("The file for the answers (default: RUN/answers.sqlite).")] = None,
-    store: Annotated[
-        str | None, option("A PostgreSQL database for the answers of a team: postgresql://USER@HOST/DATABASE.")
-    ] = None,
-    reviewer: Annotated[
-        str | None,
-        option("Name of the person who answers (default: your login name; with --twice or --host each browser asks)."),
-    ] = None,
-    twice: Annotated[
-        float, option("Share of the questions that two people answer, to see how they agree.", min=0, max=1)
-    ] = 0.0,
-    host: Annotated[
-        str, option("Address to listen on; any but 127.0.0.1 can be reached from other machines.")
-    ] = "127.0.0.1",
-    tls: Annotated[
-        tuple[Path, Path] | None,
-        option("Serve https, with the files of a certificate and its key (PEM).", metavar="CERT KEY"),
-    ] = None,
-    port: Annotated[
-        int | None, option("Port (default: that of the last review, 8765, or a free one).", min=0, max=65535)
-    ] = None,
-    new_token: Annotated[
-        bool, option("Change the secret in the address: the old address is refused.", "--new-token")
-    ] = False,
-    export: Annotated[
-        Path | None, option("Write the answers to this label file (.csv or .parquet) instead of serving the page.")
-    ] = None,
-    with_labels: Annotated[
-        bool, option("With --export: also write the labels of the run, ready for `train`.", "--with-labels")
-    ] = False,
-    force: Annotated[bool, option("With --export: overwrite the file.", "--force")] = False,
+    questions: Path | None = option(None, "Ask only these questions, from `next`, without learning meanwhile."),
+    classes: str | None = option(None, "Start without labels: class names with commas, or a file with one per line."),
+    backbone: str | None = option(None, "With --classes: the backbone, as for `train` (default: that of `train`)."),
+    label: str | None = option(None, "Open the page at the photos of this class.", "--class"),
+    precision: float | None = option(
+        None,
+        "How sure the model must be to decide a label by itself.",
+        min=0.5,
+        max=0.999,
+        show_default="that of the last `fill`, else 0.95",
+    ),
+    answers: Path | None = option(None, "The file for the answers (default: RUN/answers.sqlite)."),
+    store: str | None = option(None, "A PostgreSQL database for the answers: postgresql://USER@HOST/DATABASE."),
+    reviewer: str | None = option(None, "Who answers (default: your login; with --twice or --host browsers ask)."),
+    twice: float = option(0.0, "Share of the questions that two people answer, to see how they agree.", min=0, max=1),
+    host: str = option("127.0.0.1", "Address to listen on; any but 127.0.0.1 can be reached from other machines."),
+    tls: tuple[Path, Path] | None = option(None, "Serve https: a certificate and its key (PEM).", metavar="CERT KEY"),
+    port: int | None = option(None, "Port (default: that of the last review, 8765, or a free one).", min=0, max=65535),
+    new_token: bool = option(False, "Change the secret in the address: the old address is refused.", "--new-token"),
+    export: Path | None = option(None, "Write the answers to this label file instead of serving the page."),
+    with_labels: bool = option(False, "With --export: also write the labels of the run.", "--with-labels"),
+    force: bool = option(False, "With --export: overwrite the file.", "--force"),
 ) -> None:
     """Answer questions about images in the browser; the model learns while you click. All data stay on this machine.
 
@@ -324,11 +296,9 @@ def _read_questions(
 @command()
 def report(
     run: Annotated[Path, argument("RUN", "The output folder of `train`, `compare` or `study`.")],
-    images: Annotated[Path | None, option("The image folder: adds galleries of labels to check.")] = None,
-    out: Annotated[Path | None, option("The HTML file to write (default: RUN/report.html).")] = None,
-    maps: Annotated[
-        bool, option("Colour where the model sees the class in each photo; takes longer.", "--maps")
-    ] = False,
+    images: Path | None = option(None, "The image folder: adds galleries of labels to check."),
+    out: Path | None = option(None, "The HTML file to write (default: RUN/report.html)."),
+    maps: bool = option(False, "Colour where the model sees the class in each photo; takes longer.", "--maps"),
 ) -> None:
     """Write an HTML report of a run: the known labels, the training, the evaluation and labels to check.
 
@@ -368,22 +338,16 @@ def report(
 def next_command(
     run: RunArgument,
     images: ImageFolder,
-    count: Annotated[int, option("Number of questions.", min=1)] = 200,
-    out: Annotated[Path, option("The CSV file of questions to write.")] = Path("questions.csv"),
-    wrong: Annotated[
-        bool, option("Ask about known labels that look wrong instead of unknown labels.", "--wrong")
-    ] = False,
-    disagree: Annotated[
-        Path | None,
-        option(
-            "Ask where this run differs most from another run or from a CSV file image,class,probability.",
-            metavar="RUN|FILE",
-        ),
-    ] = None,
-    control: Annotated[
-        float, option("Share of questions drawn at random, for unbiased estimates.", min=0, max=1)
-    ] = 0.1,
-    per_image: Annotated[int, option("Largest number of questions about one image.", min=1)] = 2,
+    count: int = option(200, "Number of questions.", min=1),
+    out: Path = option(Path("questions.csv"), "The CSV file of questions to write."),
+    wrong: bool = option(False, "Ask about known labels that look wrong instead of unknown labels.", "--wrong"),
+    disagree: Path | None = option(
+        None,
+        "Ask where this run differs most from another run or from a CSV file image,class,probability.",
+        metavar="RUN|FILE",
+    ),
+    control: float = option(0.1, "Share of questions drawn at random, for unbiased estimates.", min=0, max=1),
+    per_image: int = option(2, "Largest number of questions about one image.", min=1),
 ) -> None:
     """Choose the labels to ask a person for next: those that are likely to improve the model most.
 

@@ -57,40 +57,28 @@ def train(
     training: dict[str, Any],
     labels: Annotated[Path | None, typer.Argument(help="A label file or folder of any known format.")] = None,
     images: Annotated[Path | None, typer.Argument(help="Image folder, pack, or features of `embed`.")] = None,
-    method: Annotated[
-        str, panel(COMMON, "The training method; auto: one that suits the labels. `halflabel methods` lists all.")
-    ] = "auto",
-    out: Annotated[Path | None, panel(COMMON, "The run folder (default: runs/METHOD).")] = None,
-    force: Annotated[bool, panel(COMMON, "Replace a run that the folder already holds.", "--force")] = False,
-    dry_run: Annotated[
-        bool, panel(COMMON, "Show what would be trained, and on how many images; write nothing.", "--dry-run")
-    ] = False,
-    classes: Annotated[
-        str | None,
-        panel(COMMON, "Train IMAGES by class names alone: separated by commas, or a file with one per line."),
-    ] = None,
-    config_file: Annotated[
-        Path | None,
-        panel(COMMON, "Take options from a run's config.yaml; options given here win.", "--config", metavar="FILE"),
-    ] = None,
-    resume: Annotated[Path | None, panel(EARLIER_RUNS, "Resume an interrupted run.", metavar="RUN")] = None,
-    finished: Annotated[
-        Path | None,
-        panel(
-            EARLIER_RUNS,
-            "Start a new run (default: RUN-2) from the labels and settings of a finished run and the answers of "
-            "`review`; in batches also from its weights.",
-            "--continue",
-            metavar="RUN",
-        ),
-    ] = None,
-    answers: Annotated[
-        Path | None, panel(EARLIER_RUNS, "With --continue: a file with more labels (default: the answers of `review`).")
-    ] = None,
-    truth: Annotated[
-        Path | None, panel(LOGGING, "Hidden labels, never trained on: the log says how many of the guesses are right.")
-    ] = None,
-    log: Annotated[str, panel(LOGGING, "Also log to tensorboard, mlflow or wandb, separated by commas.")] = "",
+    method: str = panel(COMMON, "auto", "A method of `halflabel methods`; auto: one that suits the labels."),
+    out: Path | None = panel(COMMON, None, "The run folder (default: runs/METHOD)."),
+    force: bool = panel(COMMON, False, "Replace a run that the folder already holds.", "--force"),
+    dry_run: bool = panel(COMMON, False, "Show what would be trained; write nothing.", "--dry-run"),
+    classes: str | None = panel(COMMON, None, "Train IMAGES by class names alone, with commas or in a file."),
+    config_file: Path | None = panel(
+        COMMON, None, "The config.yaml of a run; options win.", "--config", metavar="FILE"
+    ),
+    resume: Path | None = panel(EARLIER_RUNS, None, "Resume an interrupted run.", metavar="RUN"),
+    finished: Path | None = panel(
+        EARLIER_RUNS,
+        None,
+        "Start a new run (default: RUN-2) from the labels and settings of a finished run and the answers of "
+        "`review`; in batches also from its weights.",
+        "--continue",
+        metavar="RUN",
+    ),
+    answers: Path | None = panel(
+        EARLIER_RUNS, None, "With --continue: more labels (default: the answers of `review`)."
+    ),
+    truth: Path | None = panel(LOGGING, None, "Hidden labels: the log says how many guesses are right."),
+    log: str = panel(LOGGING, "", "Also log to tensorboard, mlflow or wandb, separated by commas."),
     engine: Engine = "local",
 ) -> None:
     """Train a classifier from partly known labels, and evaluate it on known labels it did not see.
