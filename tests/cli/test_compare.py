@@ -36,14 +36,6 @@ def ask(data: Path, out: Path, *words: str) -> Result:
     return run("compare", data / "train.csv", data / "images", "--out", out, "--seeds", "1", *TINY, *words)
 
 
-def test_help_teaches() -> None:
-    text = run("compare", "--help").stdout
-    for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget"):
-        assert part in text
-    assert "compare" in run("--help").stdout
-    assert all("fit=" in run(command, "--set", "help").stdout for command in ("train", "compare", "study"))
-
-
 def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = ask(data, out, "--methods", "bn-bce,em:alpha=0.05", "--shares", "0.5,1")

@@ -97,15 +97,10 @@ def compare(
 ) -> None:
     """Compare methods on your data, with confidence intervals, paired differences, F1 and time.
 
-    Each method is trained as `halflabel train` would train it. A part of the images is for the test. Labels are hidden
-    (--shares, --protocol) only from the others. Finished runs are saved: the same command resumes, also after the time
-    limit of --budget, and methods, shares and seeds can be added; an edited method is trained again.
+    Each method is trained as `halflabel train` would train it. A part of the images is for the test; labels are hidden
+    only from the others. Finished runs are saved: the same command resumes, and methods, shares and seeds can be added.
 
-    Example: halflabel compare labels.csv photos/ --methods bce,em,asl --budget 30m
-
-    Example: halflabel compare labels.csv photos/ --methods auto --shares 0.1,0.3,1 --out runs/shares
-
-    Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
+    Example: halflabel compare labels.csv photos/ --methods bce,em:alpha=0.05 --shares 0.1,0.3,1 --budget 30m
     """
     label_shares = _parse_shares(shares, "--shares")
     for name in _split(methods):
@@ -163,12 +158,10 @@ def study(
     """Measure on your images how best to spend labels, and whether more labels would help.
 
     Hides labels of fully labelled images in several ways: some labels of every image (partial), all labels of some
-    images (dense), all labels with some of them wrong (noisy), one positive per image (noisy+). With --grow: the
-    learning curve of the labels, and what twice as many would give. Finished runs are saved: the same command resumes.
+    images (dense), all labels with some of them wrong (noisy), one positive per image (noisy+). With --grow: what twice
+    as many labels would give. Finished runs are saved: the same command resumes.
 
     Example: halflabel study labels.csv photos/ --budgets 0.1,0.2,0.5,1
-
-    Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
     shares = _parse_shares(budgets, "--budgets")
     check_image_folder(images)
@@ -361,15 +354,10 @@ def reproduce(
 ) -> None:
     """Reproduce a published table with its protocol, and show the published numbers beside the measured ones.
 
-    Without a table, all tables are listed. With a table alone, its protocol, its rows and the data it needs are shown.
-    Settings are those of the paper, but for the options given here.
-    Every difference from the paper is listed under the result. Finished runs are saved: the same command resumes.
+    Without a table, all tables are listed; with a table alone, its protocol, its rows and the data it needs. Settings
+    are those of the paper, but for the options given here; every difference is listed. Finished runs are saved.
 
     Example: halflabel reproduce S5-table data/voc2012 --conditions VOC --rows "AN loss,EM loss" --seeds 3
-
-    Example: halflabel reproduce S4-table2 data/coco --conditions "10 %" --tune head --backbone efficientnet-lite0
-
-    Example: halflabel reproduce S4-table2 data/voc2012 --dataset voc2012 --tune head --backbone efficientnet-lite0
     """
     if table is None:
         _show_tables()
@@ -513,11 +501,8 @@ def figures(
 ) -> None:
     """Draw the figures of the papers for a run, as PNG files with their numbers as JSON or CSV.
 
-    densities: distributions of the scores of true positives and true negatives (Zhou 2022); best after train --truth.
-
-    neighbours: the similar labels and, with PHOTOS, similar images that the method imcl found (Huynh 2020).
-
-    Figures that are not possible for a run are skipped, with the reason.
+    Distributions of the scores of true positives and negatives (Zhou 2022), best after train --truth; similar labels
+    and, with PHOTOS, images that the method imcl found (Huynh 2020). What is not possible is skipped, with the reason.
 
     Example: halflabel figures runs/first photos/ --out figures
     """

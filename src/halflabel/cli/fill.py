@@ -74,18 +74,14 @@ def fill(
 ) -> None:
     """Fill in unknown labels where the model is confident enough; known labels are never changed.
 
-    Thresholds are set per class so that, with the given confidence, the given share of all fills is right. This is
-    estimated on known labels with models that were not trained on them. Uncertain labels stay unknown.
-
-    If only positives are known, no known label shows how often a fill is wrong. `fill` then first writes random
-    questions; once they are answered in `halflabel review`, the same command fills labels that are present.
-
-    Filled rows have the source model:METHOD:RUN. Labels that follow from --rules have the source rule if they follow
-    from a person's label, and the model's source if not: labels of a model are never used for evaluation.
+    Thresholds are set per class so that, with the given confidence, the given share of all fills is right, by known
+    labels that the model was not trained on. If these cannot show it, `fill` first writes random questions; once they
+    are answered in `halflabel review`, the same command fills. Filled rows have the source model:METHOD:RUN, those that
+    follow by --rules from a person's label the source rule.
 
     Example: halflabel fill runs/first photos/ --precision 0.95 --out filled.csv
 
-    To undo: halflabel fill runs/first --undo labels.csv
+    Example: halflabel fill runs/first --undo labels.csv
     """
     if undo is not None:
         if distributed.is_main():

@@ -54,17 +54,11 @@ def pack(
 ) -> None:
     """Resize images once and store them in WebDataset tars with an index, so that later passes over them are faster.
 
-    Every command that takes an image folder also takes a pack; the names of the images stay the same. Choose --size as
-    large as the largest --size you will train with, and a seventh larger for `train --resize crop`. With --labels,
-    images without labels are left out, and other programs find the labels in the tars.
-
-    Parquet files of Hugging Face datasets are unpacked to a temporary folder beside OUT first, with their labels.
-
-    The same command resumes an interrupted packing. The original images are not changed.
+    A pack takes the place of a folder of images, with the same names. Choose --size as large as you will train with, a
+    seventh larger for `train --resize crop`. Parquet files of Hugging Face datasets are unpacked beside OUT first, with
+    their labels. The same command resumes; the original images are not changed.
 
     Example: halflabel pack photos/ photos.pack --size 448 --workers 8
-
-    Example: halflabel train labels.csv photos.pack --tune all
     """
     check_image_folder(images)
     stored = pack_read.PackSettings(size=size, resize=resize)
@@ -104,13 +98,10 @@ def embed(
 ) -> None:
     """Compute the features of images once, and write them to Parquet files, for many trainings or other programs.
 
-    `train`, `evaluate`, `predict` and `fill` take the folder in place of the images, and need no labels of all of them.
-    Features of another program can be used in the same way: Parquet files with a column of image names and a column of
-    lists of floats. The same command resumes after an interruption.
+    `train`, `evaluate`, `predict` and `fill` take the folder, or such files of another program, in place of the images:
+    a column of image names and a column of lists of floats. The same command resumes after an interruption.
 
     Example: halflabel embed photos/ features/ --engine ray
-
-    Example: halflabel train labels.csv features/
     """
     check_image_folder(images)
     config = Config.from_options({"workers": 2, **training})
@@ -149,11 +140,8 @@ def cache(
 ) -> None:
     """List or remove cached features, with their origin, size and time of last use.
 
-    The features of a frozen backbone are cached in the folder "cache" beside the runs. Other weights, another view or
-    changed photos get a new cache; old caches stay until you remove them. A removed cache is computed again when a
-    command needs it. Folders with other files in them, and caches that a job is building, are never removed.
-
-    Example: halflabel cache runs
+    Other weights, another view or changed photos get a new cache in the folder "cache" beside the runs. A removed cache
+    is computed again when needed; folders with other files, and caches that a job is building, are never removed.
 
     Example: halflabel cache runs --remove older
     """

@@ -302,13 +302,10 @@ def report(
 ) -> None:
     """Write an HTML report of a run: the known labels, the training, the evaluation and labels to check.
 
-    For a comparison, the report shows the evaluation, the best method for each share of labels, and the costs; for a
-    study, how to spend labels or what more labels would give, with confidence intervals. The page needs no network and
-    contains no folder names of this machine. With --images it contains small copies of some images.
+    For a comparison or a study, the report shows its rows with intervals. The page needs no network and contains no
+    folder names of this machine. With --images it contains small copies of some images.
 
     Example: halflabel report runs/first --images photos/
-
-    Example: halflabel report runs/compare
     """
     if out is not None:
         layout.check_page_path(out)
