@@ -49,7 +49,7 @@ def test_thresholds_of_the_solver_are_fitted_on_out_of_fold_scores() -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"epochs": 2}, {"lr": 0.1}, {"batch_size": 16}, {"optimizer": "adam"}, {"schedule": "step"}],
+    [{"epochs": 2}, {"lr": 0.1}, {"batch_size": 16}],
 )
 def test_a_parameter_of_batches_needs_them(parameters: dict[str, Any]) -> None:
     X, _, y = half_labelled()
