@@ -47,11 +47,6 @@ def test_every_kind_of_labels_has_a_short_list_that_can_learn_from_them(name: st
     dataclasses.replace(Config(), **best.config)
 
 
-def test_a_baseline_is_on_the_list_where_labels_are_missing() -> None:
-    assert "an" in {choice.method for choice in short_list(TABLES["single"].stats)}
-    assert "bn-bce" in {choice.method for choice in short_list(TABLES["tenth"].stats)}
-
-
 def test_few_known_negatives_do_not_change_the_method() -> None:
     dense = TABLES["single"].dense()
     dense[0][dense[0] == 0] = -1
@@ -68,11 +63,6 @@ def test_methods_depend_on_the_number_of_known_positives() -> None:
     assert choose(drop.partial(small, 0.25).stats).options == {"strategy": "c"}
     assert choose(drop.partial(large, 0.25).stats).options == {"smoothing": 0.05, "theta": 1.5}
     assert choose(drop.semi_supervised(large, share=0.8).stats).method == "curriculum"
-
-
-def test_full_labels_are_compared_with_plain_cross_entropy_and_single_positives_are_not() -> None:
-    assert "bce" in {choice.method for choice in short_list(TABLES["full"].stats)}
-    assert "bce" not in {choice.method for choice in short_list(TABLES["single"].stats)}
 
 
 def test_several_tables_get_methods_that_learn_from_each() -> None:
@@ -92,11 +82,6 @@ def test_the_first_rule_that_fits_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "RULES", rules)
     tables = [drop.semi_supervised(full(), share=share) for share in (0.25, 0.75)]
     assert [choose(table.stats).method for table in tables] == ["asl", "em"]
-
-
-def test_settings_of_the_rule_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "RULES", (Rule(("full",), (Choice("bce", "why", {}, {"epochs": 7, "ema": 0.9}),)),))
-    assert choose(full().stats).config == {"epochs": 7, "ema": 0.9}
 
 
 def test_few_images_get_more_epochs_where_only_the_head_is_tuned() -> None:

@@ -223,14 +223,6 @@ def test_another_configuration_is_refused_and_force_starts_again(
     assert len(trained) == 4
 
 
-def test_methods_shares_and_seeds_may_be_added(go: Any, trained: list[Task]) -> None:
-    go(names=["em"], seeds=1)
-    trained.clear()
-    fitted = go(names=["em", "bn-bce"], seeds=2, shares=[0.5, 1])
-    assert len(trained) == 8 - 1
-    assert len(fitted.rows) == 4
-
-
 def test_a_folder_with_other_files_is_refused(go: Any, tmp_path: Path) -> None:
     for name, content in (("config.json", '{"mine": 1}'), ("config.yaml", "method: an")):
         (tmp_path / name).mkdir()
@@ -260,28 +252,6 @@ def test_failed_runs_are_reported_and_the_others_continue(go: Any, trained: list
     repeated = go(names=["breaks", "em", "not-finite", "bce"], shares=[1], protocols=["single-positive"], seeds=1)
     assert {task.candidate.name for task in trained} == {"breaks", "not-finite"}
     assert same(fitted, repeated)
-
-
-def test_too_little_memory_is_a_failure_of_that_run_alone(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Bench.train
-
-    def train(self: Bench, task: Task, **more: Any) -> Trained:
-        if task.seed == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore lines.")
-        return original(self, task, **more)
-
-    monkeypatch.setattr(Bench, "train", train)
-    fitted = go(names=["em"], seeds=3)
-    assert [row.seeds for row in fitted.rows] == [2]
-    (failure,) = fitted.failures
-    assert failure.reason == "out of memory (CUDA out of memory. Tried to allocate 9 GiB.)"
-    assert "seed 1" in failure.what
-
-
-def test_with_positives_only_unknown_counts_as_absent_for_selection(go: Any) -> None:
-    fitted = go(names=["em", "an"], protocols=["single-positive"])
-    assert {row.selected_on for row in fitted.rows} == {"known positives"}
-    assert any("unknown ones count as absent" in line for line in fitted.protocol)
 
 
 def test_a_test_set_without_negatives_is_refused(go: Any, digits: Any, tmp_path: Path) -> None:

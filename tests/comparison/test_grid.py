@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import pytest
-import torch
 
 from halflabel.comparison.grid import Candidate, Grid, Outcome, Task, parse_budget
 from halflabel.comparison.label_mask import LabelMask
 from halflabel.errors import UserError
-from halflabel.features.heads import Model
-from halflabel.fitting.config import Config
-from halflabel.fitting.loop import fit
-from halflabel.images.sources import Features
 from halflabel.labels import drop
 from halflabel.labels.table import Table
-from halflabel.methods.base import recipe, seeded
+from halflabel.methods.base import recipe
 
 ALL, TENTH = LabelMask(), LabelMask.share(0.1)
 
@@ -139,55 +132,6 @@ def test_an_option_that_was_given_is_not_searched() -> None:
 )
 def test_values_to_try_fit_the_options_given(text: str, name: str, values: tuple[float, ...]) -> None:
     assert Candidate.parse(text).trials() == (name, values)
-
-
-IDLE = [
-    ("plcl", {"strategy": "none"}, "theta", None),
-    ("plcl", {"strategy": "2steps"}, "theta", None),
-    ("partial-bce", {"alpha": 1.0}, "g_value", (3.0, 20.0)),
-    ("srcr", {"saliency": "none"}, "alpha", (0.1, 1.0)),
-    ("imcl", {"logistic_share": 1.0}, "lambda_y", (0.1, 1.0)),
-    ("gcn-ml", {"graph": "identity"}, "tau", (0.2, 0.6)),
-    ("gcn-ml", {"p": 0.0}, "tau", (0.2, 0.6)),
-    ("sst", {"theta_fall": 0.0, "warm": 0}, "theta_floor", (0.65, 0.85)),
-    ("sst", {"guess_weight": 0.0, "warm": 0}, "theta_floor", (0.65, 0.85)),
-    ("hst", {"guess_weight": 0.0, "contrast_weight": 0.0, "warm": 0}, "prototypes", (1, 10)),
-    ("sarb", {"instance_weight": 0.0, "prototype_weight": 0.0}, "warm", (0, 2)),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "option", "values"), IDLE)
-def test_an_option_without_effect_is_not_searched(
-    name: str, options: dict[str, object], option: str, values: tuple[float, float] | None
-) -> None:
-    text = ":".join([name, *(f"{key}={value}" for key, value in options.items())])
-    order, _ = walk(grid(text, seeds=1))
-    assert len(order) == 3
-    assert option not in dict(order[0].options)
-    if recipe(name).blocking(option, recipe_values(name, options)) is not None:
-        with pytest.raises(UserError, match="does nothing with"):
-            recipe(name).make(**options, **{option: (values or (0.7,))[0]})
-    elif values is not None:  # it has no effect
-        first, second = (trained(name, {**options, option: value}) for value in values)
-        assert all(torch.equal(first[part], second[part]) for part in first)
-
-
-def recipe_values(name: str, options: dict[str, object]) -> dict[str, object]:
-    return {key: each.default for key, each in recipe(name).options.items()} | options
-
-
-def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
-    """The head after three epochs."""
-    rng = np.random.default_rng(0)
-    table = Table.from_dense(np.where(rng.random((20, 4)) < 0.5, 1, -1) * (rng.random((20, 4)) < 0.6))
-    method = seeded(0, lambda: recipe(name).make(**options))
-    head = seeded(0, lambda: method.head(6, 4))
-    shape = (20, 6, 2, 2) if head.needs_maps else (20, 6)
-    source = Features(torch.randn(shape, generator=torch.Generator().manual_seed(0)), table.images)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # parts that never start
-        fit(Model(None, head), method, source, table, Config(epochs=3, batch_size=10, device="cpu"))
-    return dict(head.state_dict())
 
 
 def test_unfit_pairs_have_no_tasks() -> None:

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 import halflabel.fitting.loop
-from halflabel.comparison.bench import Bench, Start, copy_start, read_start
+from halflabel.comparison.bench import Bench, Start, copy_start
 from halflabel.comparison.grid import Candidate, Task
 from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.sources import OutOfTime, split_data
-from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Head, Linear, Model
 from halflabel.fitting.config import Config
@@ -94,11 +93,6 @@ def test_wsabie_starts_from_the_truncated_svd(dimensions: int) -> None:
     assert bool((head.labels.grad.abs().sum(0) > 0).all())  # no dimension is dead
 
 
-def test_a_start_has_a_linear_head() -> None:
-    with pytest.raises(UserError, match="no linear head"):
-        copy_start({}, Model(None, linear()[0]), recipe("bce").make(), labels())
-
-
 def test_a_tuned_backbone_is_copied() -> None:
     first = Model(build_backbone("tiny", pretrained=False, size=32), Linear(CHANNELS, CLASSES))
     with torch.no_grad():
@@ -163,25 +157,9 @@ def test_trained_once_per_seed_and_label_mask(
     assert not fits  # another bench finds it
     assert len(trained.outcome.log) == 3
     files[0].write_bytes(b"damaged")
-    assert read_start(files[0]) is None
-    assert read_start(tmp_path / "nothing") is None
-
-
-def test_another_test_set_reuses_the_start(
-    digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
-) -> None:
-    rest = digits.table.subset(np.arange(20, 60))
-    for first in (0, 10):
-        test, pictures = digits.table.subset(np.arange(first, first + 10)), digits.images[first : first + 10]
-        data = split_data(rest, digits.images[20:], test=test, test_images=pictures)
-        bench = Bench(data, config, cache=tmp_path, start=START)
-        bench.train(task("lsep"))
-    assert [epochs for epochs, *_ in fits] == [3, 2, 2]
-    (stored_start,) = (tmp_path / "starts").iterdir()
-    shorter = Bench(data, config, cache=tmp_path, start=replace(START, epochs=1))
-    shorter.train(task("lsep"))
-    assert len(list((tmp_path / "starts").iterdir())) == 2
-    assert stored_start.exists()
+    for each_task in (task("lsep"), task("lsep", seed=1), task("lsep", share=0.8)):
+        bench().train(each_task)
+    assert [epochs for epochs, *_ in fits].count(3) == 1  # a damaged one is trained again
 
 
 def test_the_start_equals_its_method_trained_alone(digits: Any, config: Config, tmp_path: Path) -> None:
@@ -226,33 +204,6 @@ def test_a_start_on_labelled_images_only(
     assert sizes[0] == sizes[1]
     assert len(list((tmp_path / "starts").iterdir())) == 2  # of other images, another start
     assert [epochs for epochs, *_ in fits] == [3, 2, 3, 2]
-
-
-def test_epochs_of_the_head_alone_are_not_cut_short(
-    digits: Any, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainings: list[Any] = []
-    original = halflabel.fitting.loop.fit
-
-    def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
-        fitted = original(model, method, source, table, settings, **more)
-        trainings.append((settings.epochs, settings.patience, len(fitted.log)))
-        return fitted
-
-    monkeypatch.setattr("halflabel.fitting.fit.fit_epochs", fit)
-    # A rate of 0: no epoch is better than the first.
-    tuned = replace(config, tune="all", patience=1, epochs=4, linear_init=3, linear_lr=0.0)
-    role = replace(task("role-li"), lr=0.0, candidate=replace(task("role-li").candidate, weight_decay=0.0))
-    bench = Bench(split_data(digits.table, digits.images), tuned, cache=tmp_path)
-    bench.train(role)
-    assert trainings == [(3, 0, 3), (4, 1, 2)]
-    assert bench.identity()["linear_init"] == 3
-    bench.config = replace(tuned, linear_init=0)
-    bench.train(role)
-    assert trainings[2] == (25, 0, 25)
-    assert bench.identity()["linear_init"] == 0
-    bench.train(replace(role, candidate=replace(role.candidate, method="role")))
-    assert len(trainings) == 5  # it has none
 
 
 def test_images_without_labels_can_be_left_out(

@@ -18,7 +18,6 @@ from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.result import TaskScorer, Trials
 from halflabel.comparison.sources import split_data
 from halflabel.comparison.store import Store
-from halflabel.comparison.study import study
 from halflabel.errors import UserError
 from halflabel.features.scoring import score_source
 from halflabel.fitting import fit as fitting
@@ -95,25 +94,12 @@ def test_no_image_is_held_out_and_no_rate_is_searched(
     assert not any("validation images (" in line for line in fitted.protocol)
 
 
-def test_a_given_learning_rate_chooses_batches(go: Any, auto: Config) -> None:
-    assert [row.fit for row in go(names=["em"], config=auto, lr=0.01, seeds=1).rows] == ["batches"]
-
-
 def test_a_method_that_the_solver_cannot_fit_is_listed(go: Any, quick: Config) -> None:
     fitted = go(names=["bn-bce", "wsabie"], config=dataclasses.replace(quick, fit="linear"), shares=[0.5], seeds=1)
     assert [row.method for row in fitted.rows] == ["bn-bce"]
     ((labels, method, scope, reason),) = fitted.failures
     assert (labels, method, scope) == ("50 %", "wsabie", "all")
     assert "needs batches" in reason
-
-
-def test_a_study_uses_the_solver(digits: Any, quick: Config, cache: Path, tmp_path: Path, trained: list[Task]) -> None:
-    held_out = dataclasses.replace(quick, held_out=0.0)
-    options: dict[str, Any] = {"budgets": [0.5, 1], "strategies": ["partial"], "seeds": 1, "config": held_out}
-    result = study(digits.table, digits.images, out=tmp_path / "out", cache=cache, **options)
-    assert {task.candidate.fit for task in trained} == {"linear"}
-    assert any("by L-BFGS" in line for line in result.protocol)
-    assert len(result.rows) == 2
 
 
 def test_readings_of_uncertain_labels_are_compared(digits: Any, go: Callable[..., Trials], auto: Config) -> None:

@@ -8,21 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from halflabel.comparison import sources
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.grid import Candidate, Task
 from halflabel.comparison.label_mask import LabelMask
 from halflabel.comparison.sources import split_data
-from halflabel.comparison.study import study
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
-from halflabel.fitting import fit as fitting
 from halflabel.fitting.checkpoint import save_tensors
 from halflabel.fitting.config import Config
-from halflabel.images.sources import Features
-from halflabel.labels.names import Names
 
 # On equal views the two teach the same: the guesses of "cr" charge the very view they come from.
 CONSISTENT, PSEUDO = "srcr:supervise=weak:tau=0.5", "srcr:tau=0.5:consistency=pl"
@@ -57,38 +52,6 @@ def test_separate_test_images_get_no_strong_views(digits: Any, config: Config, c
     assert parts.rest.whole.strong
     assert not parts.test.whole.strong
     assert np.isfinite(bench.train(task).logits).all()
-
-
-def test_strong_views_count_towards_the_memory_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    actual = np.arange(60, dtype=np.float16).reshape(3, 4, 5)
-    np.save(tmp_path / "values.npy", actual)
-    plain, *strong = np.load(tmp_path / "values.npy", mmap_mode="r")
-    names = Names.numbered(4)
-    for room, held in ((actual.nbytes - 1, np.ndarray), (actual.nbytes, torch.Tensor)):
-        monkeypatch.setattr(sources, "_MAX_BYTES_IN_MEMORY", room)
-        result = sources._in_memory(Features(plain, names, [2], strong=strong))
-        assert result.strong is not None
-        assert result.bad.tolist() == [2]
-        assert [values.tolist() for values in (result.values, *result.strong)] == actual.tolist()
-        assert all(isinstance(values, held) for values in (result.values, *result.strong))
-    assert sources._in_memory(Features(plain, names)).strong is None
-
-
-def test_a_study_trains_on_both_views(
-    digits: Any, config: Config, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    differ: list[bool] = []
-    original = fitting.fit_epochs
-
-    def fit(model: Any, method: Any, source: Any, *rest: Any, **more: Any) -> Any:
-        differ.append(views_differ(source))
-        return original(model, method, source, *rest, **more)
-
-    monkeypatch.setattr(fitting, "fit_epochs", fit)
-    options = {"budgets": (0.5,), "strategies": ("partial",), "seeds": 1, "config": config, "cache": cache}
-    study(digits.table, digits.images, out=tmp_path, method="srcr", **options)
-    assert differ
-    assert all(differ)
 
 
 def test_other_weights_in_the_same_file_are_another_comparison(

@@ -20,7 +20,6 @@ import halflabel.fitting.loop
 from halflabel import metrics
 from halflabel.cli import app
 from halflabel.comparison.bench import Bench, Trained
-from halflabel.comparison.compare import compare
 from halflabel.comparison.conclusions import conclude, conclude_growth
 from halflabel.comparison.grid import Task
 from halflabel.comparison.result import Backtest, Gap, Growth, Interval, TaskScore
@@ -32,7 +31,6 @@ from halflabel.labels import drop
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
-from halflabel.report.run_facts import is_comparison
 from halflabel.system.rng import uniform
 
 SETTINGS = ("size=32", "workers=0", "device=cpu", "fit=batches", "epochs=1")
@@ -301,17 +299,6 @@ def test_the_curve_is_fitted_to_the_same_seeds_at_all_shares(
     assert [row.mAP for row in cut.rows] == [row.mAP for row in single_seed.rows]
     assert any("further finished seeds are listed and not used" in line for line in cut.protocol)
     assert any("too narrow" in line for line in cut.protocol), "only one seed counts"
-
-
-def test_a_folder_keeps_results_of_one_kind_of_training(painted: Any, cache: Path, tmp_path: Path) -> None:
-    images, table = painted
-    options: dict[str, Any] = {"strategies": ["partial"], "seeds": 1, "config": CONFIG, "cache": cache}
-    study(table, images, out=tmp_path, budgets=(0.5,), **options)
-    assert is_comparison(tmp_path)
-    with pytest.raises(UserError, match=r"results with other settings: held out was 0\.0, is 0\.2"):
-        compare(table, images, ["bce"], out=tmp_path, seeds=1, config=Config(**SMALL))
-    late = study(table, images, out=tmp_path, budgets=(0.25,), force=True, budget=1e-9, **options)
-    assert not late.rows
 
 
 def test_no_conclusion_without_a_finished_run(tmp_path: Path) -> None:

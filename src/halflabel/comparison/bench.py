@@ -26,7 +26,7 @@ from torch import Tensor
 from halflabel import __version__
 from halflabel.comparison.grid import Candidate, Grid, Options, Outcome, Results, Task
 from halflabel.comparison.label_mask import LabelMask
-from halflabel.comparison.sources import ExperimentSources, OutOfTime, Parts
+from halflabel.comparison.sources import ExperimentSources, OutOfTime
 from halflabel.comparison.store import Store, method_digest
 from halflabel.errors import UserError
 from halflabel.evaluation.evaluate import evaluate
@@ -40,7 +40,6 @@ from halflabel.fitting.callbacks import Callback, CallbackList, EpochLog
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.fit import HELD_OUT, LEFT_OUT, TRAINED, Fit, Inputs, Watch, fit
 from halflabel.fitting.loop import Fitted
-from halflabel.images.sources import Source
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Stats, Table
@@ -99,27 +98,6 @@ class StopAtDeadline(Callback):
 
     def on_epoch_end(self, log: EpochLog) -> None:
         self.has_trained = True
-
-
-def start_path(folder: Path, task: Task, identity: Mapping[str, Any]) -> Path:
-    """Return the file of a start; `identity` holds all values that its weights depend on."""
-    digest = hashlib.sha256(json.dumps(to_json_value(dict(identity)), sort_keys=True).encode()).hexdigest()[:16]
-    return folder / f"{task.candidate.method}-seed{task.seed}-{digest}.pt"
-
-
-def write_start(fitted: Fitted, path: Path) -> None:
-    """Write the weights and the log of a start to one file."""
-    with atomic_write(path) as temporary:
-        torch.save((fitted.weights, fitted.best_epoch, [dict(line) for line in fitted.log]), temporary)
-
-
-def read_start(path: Path) -> Fitted | None:
-    """Return what `write_start` has written, or None if the file is missing or damaged."""
-    try:
-        weights, best_epoch, log = torch.load(path, map_location="cpu", weights_only=True)
-        return Fitted(weights, int(best_epoch), [EpochLog(line) for line in log])
-    except (OSError, RuntimeError, ValueError, TypeError, EOFError, pickle.UnpicklingError):
-        return None
 
 
 def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, table: Table) -> None:
@@ -239,21 +217,27 @@ class Bench(ExperimentSources):
         first = self.start.task(task)
         known, inside, _ = self._divided(first)
         about = {**self.identity(), "epochs": self.start.epochs, "task": first.key, "halflabel": __version__}
+        about["training labels"] = known.subset(inside).digest()
         for name in ("test labels", "test images", "truth", "start"):  # the start does not depend on these
             about.pop(name, None)
-        path = start_path(self.cache / "starts", first, {**about, "training labels": known.subset(inside).digest()})
-        fitted = read_start(path)
-        if fitted is None:
-            epochs = f"{self.start.epochs} epoch{'s' if self.start.epochs > 1 else ''}"
-            tuned = "on frozen features" if self.config.tune == "head" else "all tuned"
-            tuned += ", labelled images alone" if self.start.labelled_only else ""
-            self.reporter.message(f"training the start: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
-            folder = path.with_suffix("") if self.config.tune == "all" else None
-            fitted = self._train(first, None, StopAtDeadline(self.reporter.deadline), folder)[1]
-            assert fitted is not None  # trained in batches
-            write_start(fitted, path)
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+        digest = hashlib.sha256(json.dumps(to_json_value(about), sort_keys=True).encode()).hexdigest()[:16]
+        path = self.cache / "starts" / f"{self.start.method}-seed{task.seed}-{digest}.pt"
+        try:
+            weights, best_epoch, log = torch.load(path, map_location="cpu", weights_only=True)
+            return Fitted(weights, int(best_epoch), [EpochLog(line) for line in log])
+        except (OSError, RuntimeError, ValueError, TypeError, EOFError, pickle.UnpicklingError):
+            pass  # not there, or damaged
+        tuned = "on frozen features" if self.config.tune == "head" else "all tuned"
+        tuned += ", labelled images alone" if self.start.labelled_only else ""
+        epochs = counted(self.start.epochs, "epoch")
+        self.reporter.message(f"training the start: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
+        folder = path.with_suffix("") if self.config.tune == "all" else None
+        fitted = self._train(first, None, StopAtDeadline(self.reporter.deadline), folder)[1]
+        assert fitted is not None  # trained in batches
+        with atomic_write(path) as temporary:
+            torch.save((fitted.weights, fitted.best_epoch, [dict(line) for line in fitted.log]), temporary)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         return fitted
 
     def _is_start(self, task: Task) -> bool:
@@ -298,18 +282,6 @@ class Bench(ExperimentSources):
             return replace(candidate, fit="batches")
         return replace(candidate, fit="linear", lr=0.0)
 
-    def _validation(self, parts: Parts) -> tuple[Source, Table] | None:
-        if parts.validation is None or self.data.validation is None:
-            return None
-        return parts.validation, self.data.validation
-
-    def _choosing(self, known: Table) -> Table:
-        """Return the labels that choose, as in `train`: without answers to chosen questions."""
-        if self.data.choosing is None:
-            return known
-        image, column, _ = known.entries()
-        return known.keep(np.asarray(self.data.choosing.values[image, column]).ravel() != 0)
-
     def _train(
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
     ) -> tuple[Trained, Fitted | None]:
@@ -336,15 +308,19 @@ class Bench(ExperimentSources):
             raise DataError(error.message, error.fix) from error
         if not cached:  # frees an earlier network in reference cycles
             gc.collect()
+        validation, choosing = self.data.validation, known if self.select == "known" else self.rest
+        if self.select == "known" and self.data.choosing is not None:  # as in `train`, no answers to chosen questions
+            image, column, _ = known.entries()
+            choosing = known.keep(np.asarray(self.data.choosing.values[image, column]).ravel() != 0)
         watch = Watch(Reporter(fits=partial(_report_solve, callback, len(known))), callback, folder=folder)
         started = time.perf_counter()
         fitted = fit(
             Labels.of(known),
             inputs,
             assembly.config,
-            choosing=self._choosing(known) if self.select == "known" else self.rest,
+            choosing=choosing,
             part=part,
-            validation=self._validation(parts),
+            validation=None if validation is None or parts.validation is None else (parts.validation, validation),
             begin=None if start is None else partial(copy_start, start.weights),
             trained=start if self._is_start(task) else None,
             watch=replace(watch, resume=folder is not None, truth=self.rest if self.truth else None),

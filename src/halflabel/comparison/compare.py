@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_args
 
+import pyarrow.parquet as pq
 from torch import Tensor
 
 from halflabel import __version__
@@ -27,7 +28,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.split import group_numbers
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.system.files import atomic_write, cache_folder
+from halflabel.system.files import atomic_write, cache_folder, write_csv, write_json
 from halflabel.system.reporter import SILENT, Reporter
 
 _TEST_SHARE = 0.2
@@ -69,7 +70,8 @@ def compare(
     rows that show the range: see `_references`. Calling again with the same folder `out` continues; methods, shares and
     seeds may then be added. Further `options`: see `ExperimentOptions`.
     """
-    label_masks = _label_masks(shares, protocols)
+    masks = dict.fromkeys([*map(LabelMask.parse, protocols), *map(LabelMask.share, shares)])
+    label_masks = tuple(masks) or (LabelMask(),)
     if search not in get_args(Search):
         raise UserError(f"no search is called {search!r}", "use small or none")
     table = without_model_labels(labels, options.get("reporter", SILENT))
@@ -147,11 +149,13 @@ class FinishedTrials:
         protocol = describe_trials(self.grid, self.bench, self.scorer, self.trials)
         trials = replace(self.trials, protocol=(*notes, *protocol), **more)
         lines = trials.csv_lines()
-        self.store.write_csv("comparison.csv", list(lines[0]) if lines else [], [list(line.values()) for line in lines])
-        self.store.write_table(trials.table)
-        with atomic_write(self.store.folder / "comparison.tex") as temporary:
+        folder, values = self.store.folder, [list(line.values()) for line in lines]
+        write_csv(folder / "comparison.csv", list(lines[0]) if lines else [], values)
+        with atomic_write(folder / "trials.parquet") as temporary:
+            pq.write_table(trials.table, temporary)
+        with atomic_write(folder / "comparison.tex") as temporary:
             temporary.write_text(trials.latex(), encoding="utf-8")
-        self.store.write_json("comparison.json", trials.to_json())
+        write_json(folder / "comparison.json", trials.to_json())
         return trials
 
 
@@ -171,20 +175,18 @@ def run_trials(
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)
     for name, reason in reasons.items():
         bench.reporter.message(f"auto: {name}: {reason}")
-    candidates, unsolved = _with_fits(candidates, bench)
-    unfit = {(c, mask): reason for c, reason in unsolved.items() for mask in label_masks}
-    unfit |= _unfit(candidates, label_masks, bench)
+    candidates, unfit = _with_fits(candidates, label_masks, bench)
     further = _references(candidates, label_masks, bench, options.get("lr")) if references else ()
     grid = Grid(candidates, tuple(label_masks), seeds, search, frozenset(unfit), further)
     identity = {"halflabel": __version__, "test_share": options.get("test_share", _TEST_SHARE), **bench.identity()}
     store = Store(Path(out))
     store.start(identity, force=options.get("force", False))
-    store.write_csv("split.csv", ["image", "part", "group"], _split(bench))
+    write_csv(store.folder / "split.csv", ["image", "part", "group"], _split(bench))
     try:
         outcomes, not_run = run_grid(grid, bench, store, bench.reporter)
     finally:
         if bad := bench.bad_images():
-            store.write_csv("bad_images.csv", ["image", "path", "reason"], bad)
+            write_csv(store.folder / "bad_images.csv", ["image", "path", "reason"], bad)
     failures = [Failure(mask.name, candidate.name, "all", reason) for (candidate, mask), reason in unfit.items()]
     failures += [
         Failure(task.label_mask.name, task.candidate.name, task.describe(), outcome.error)
@@ -200,11 +202,6 @@ def run_trials(
         waiting=bench.unfinished_features,
     )
     return FinishedTrials(bench, grid, outcomes, scorer, store, trials)
-
-
-def _label_masks(shares: Sequence[float], protocols: Sequence[str]) -> tuple[LabelMask, ...]:
-    masks = [*map(LabelMask.parse, protocols), *map(LabelMask.share, shares)]
-    return tuple(dict.fromkeys(masks)) or (LabelMask(),)
 
 
 def _candidates(
@@ -227,16 +224,26 @@ def _candidates(
     return tuple(candidates.values()), reasons
 
 
-def _with_fits(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Candidate, ...], dict[Candidate, str]]:
-    """Return the candidates, each as `train` would fit it; and why some cannot be fitted as wanted."""
-    chosen, reasons = [], {}
+def _with_fits(
+    candidates: Iterable[Candidate], label_masks: Sequence[LabelMask], bench: Bench
+) -> tuple[tuple[Candidate, ...], dict[tuple[Candidate, LabelMask], str]]:
+    """Return the candidates, each as `train` would fit it; and why some cannot be fitted, or not to such labels."""
+    chosen: list[Candidate] = []
+    unfit: dict[tuple[Candidate, LabelMask], str] = {}
     for candidate in candidates:
         try:
-            chosen.append(bench.choose_fit(candidate))
+            candidate = bench.choose_fit(candidate)
         except UserError as error:
-            chosen.append(candidate)
-            reasons[candidate] = in_python(error.message)
-    return tuple(chosen), reasons
+            unfit |= {(candidate, mask): in_python(error.message) for mask in label_masks}
+        chosen.append(candidate)
+    for mask in label_masks:
+        regime = bench.stats(mask).regime
+        for candidate in chosen:
+            try:
+                recipe(candidate.method).check_regime(regime)
+            except UserError as error:
+                unfit[candidate, mask] = in_python(error.message)
+    return tuple(chosen), unfit
 
 
 def _references(
@@ -266,21 +273,6 @@ def _references(
             oracle = bench.choose_fit(Candidate.of_choice(choice, lr=lr))
             pairs.append((replace(oracle, role="oracle"), LabelMask()))
     return tuple(pairs)
-
-
-def _unfit(
-    candidates: Iterable[Candidate], label_masks: Iterable[LabelMask], bench: Bench
-) -> dict[tuple[Candidate, LabelMask], str]:
-    """Return the pairs whose method cannot learn from such labels, with the reason."""
-    unfit = {}
-    for label_mask in label_masks:
-        regime = bench.stats(label_mask).regime
-        for candidate in candidates:
-            try:
-                recipe(candidate.method).check_regime(regime)
-            except UserError as error:
-                unfit[candidate, label_mask] = in_python(error.message)
-    return unfit
 
 
 def _split(bench: Bench) -> list[tuple[str, str, int]]:

@@ -9,14 +9,13 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import halflabel
@@ -24,7 +23,7 @@ from halflabel.comparison.grid import Outcome, Task
 from halflabel.errors import UserError
 from halflabel.evaluation.registry import own_functions
 from halflabel.methods.base import recipe, recipes
-from halflabel.system.files import atomic_write, file_crc32, read_json, to_json_value, write_csv, write_json
+from halflabel.system.files import atomic_write, file_crc32, read_json, to_json_value, write_json
 
 _WHAT = "comparison"  # in config.json
 _FILES = [
@@ -126,17 +125,6 @@ class Store:
     def unfinished(self, task: Task) -> Path:
         """Return the folder for the checkpoints of the running task."""
         return self.folder / "unfinished" / task.key
-
-    def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        write_csv(self.folder / name, header, rows)
-
-    def write_json(self, name: str, content: Any) -> None:
-        write_json(self.folder / name, content)
-
-    def write_table(self, table: Any) -> None:
-        """Write the Arrow table of the finished runs."""
-        with atomic_write(self.folder / "trials.parquet") as temporary:
-            pq.write_table(table, temporary)
 
     def _json(self, task: Task) -> Path:
         return self.folder / "tasks" / f"{task.key}.json"

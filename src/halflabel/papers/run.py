@@ -30,7 +30,7 @@ from halflabel.papers.result import (
 from halflabel.papers.settings import CellSetup, Overrides, set_up_cell
 from halflabel.papers.spec import Cell, Condition, PaperTable, TableRow
 from halflabel.papers.tables import find_table
-from halflabel.system.files import cache_folder, to_json_value
+from halflabel.system.files import cache_folder, to_json_value, write_csv
 from halflabel.system.format import counted
 from halflabel.system.reporter import SILENT, Reporter
 
@@ -86,12 +86,6 @@ def _normalise(text: str) -> str:
     return re.sub(r"\s+", "", text).casefold()
 
 
-def with_reference_rows(table: PaperTable, rows: list[TableRow]) -> list[TableRow]:
-    """The rows and those that their numbers are relative to."""
-    names = {row.name for row in rows} | {row.relative_to for row in rows}
-    return [row for row in table.rows if row.name in names]
-
-
 def plan_groups(
     table: PaperTable,
     rows: Sequence[TableRow],
@@ -141,14 +135,6 @@ def _folder_name(cell: Cell, trial: int, tune: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+=-]+", "_", "-".join(words))
 
 
-def build_grid(group: RunGroup, seeds: int) -> Grid:
-    """The grid of candidates and label masks of a group, without the pairs that no cell needs."""
-    candidates = tuple(dict.fromkeys(candidate for candidate, _ in group.jobs))
-    masks = tuple(dict.fromkeys(mask for _, mask in group.jobs))
-    excluded = frozenset((c, m) for c in candidates for m in masks if (c, m) not in group.jobs)
-    return Grid(candidates, masks, seeds, "none", excluded)
-
-
 def reproduce(
     id: str,
     folder: Path,
@@ -172,9 +158,9 @@ def reproduce(
     """
     deadline = deadline_of(budget)
     table = find_table(id)
-    selected_rows = with_reference_rows(
-        table, select_by_name("row", rows, table.rows, lambda row: (row.name, row.method or ""))
-    )
+    named = select_by_name("row", rows, table.rows, lambda row: (row.name, row.method or ""))
+    names = {row.name for row in named} | {row.relative_to for row in named}
+    selected_rows = [row for row in table.rows if row.name in names]
     selected = select_by_name("condition", conditions, table.conditions, lambda condition: (condition.name,))
     paper_datasets: dict[str, str] = {}
     if dataset is not None:
@@ -303,14 +289,16 @@ class _TableRun:
             lines_of_labels = [f"labels that training sees: {line}" for line in labels]
             self.protocol.setdefault(name, []).extend([*lines, *lines_of_labels])
             self.lost_images.setdefault(name, []).extend(lost)
-        grid = build_grid(group, self.seeds)
+        candidates, label_masks = (tuple(dict.fromkeys(each)) for each in zip(*group.jobs, strict=True))
+        unused = {(candidate, mask) for candidate in candidates for mask in label_masks} - group.jobs.keys()
+        grid = Grid(candidates, label_masks, self.seeds, "none", frozenset(unused))
         store = Store(self.out / group.folder)
         store.start({"halflabel": __version__, "table": self.table.id, **bench.identity()}, force=force)
         try:
             outcomes, left_out = run_grid(grid, bench, store, self.reporter)
         finally:
             if bad_images := bench.bad_images():
-                store.write_csv("bad_images.csv", ["image", "path", "reason"], bad_images)
+                write_csv(store.folder / "bad_images.csv", ["image", "path", "reason"], bad_images)
         self.tasks_left_out += len(left_out)
         for task, outcome in outcomes.items():
             self._record(group, bench, store, task, outcome)
