@@ -60,7 +60,9 @@ def fit_decisions(
     x, known = logits.cpu().numpy(), labels.cpu().numpy()
     calibration = _fit_known(x, known) if is_asked else calibrate(x, known)
     if control is not None and is_asked:
-        calibration = corrected_by(control, x, calibration)
+        z, weight = _readable(calibration.log_odds(x), control)
+        change = fit_correction(z, weight > 0, np.abs(weight)) if len(z) else Calibration()
+        calibration = calibration.corrected(change.slope, change.offset, labels.shape[1])
     elif control is not None and calibration.assumption:
         calibration = _correct(calibration, x, known, control)
     if positives_per_image:
@@ -98,30 +100,24 @@ def unknown_curve(calibration: Calibration, scores: Scores, table: Table) -> Cal
     return calibration.corrected(1.0, log_odds_of_unknown(positives, negatives, classes, expected), classes)
 
 
-def corrected_by(control: csr_array, logits: NDArray[Any], calibration: Calibration) -> Calibration:
-    """Return the calibration corrected by answers to random questions about all entries."""
-    z = calibration.log_odds(logits)[control.nonzero()]
-    is_readable = ~np.isnan(z)
-    if not is_readable.any():
-        return calibration
-    weight = control.data[is_readable]
-    change = fit_correction(z[is_readable], weight > 0, np.abs(weight))
-    return calibration.corrected(change.slope, change.offset, logits.shape[1])
+def _readable(z: NDArray[Any], control: csr_array) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the log odds of answered entries, without those of unreadable images, and their inclusion weights."""
+    asked = z[control.nonzero()]
+    return asked[~np.isnan(asked)], control.data[~np.isnan(asked)]
 
 
 def _correct(calibration: Calibration, logits: NDArray[Any], known: NDArray[Any], control: csr_array) -> Calibration:
     """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
     z = calibration.log_odds(logits)
-    entries = control.nonzero()
-    weight, is_readable = control.data, ~np.isnan(z[entries])
-    if not is_readable.any():
-        return calibration
     positives, negatives, classes = (known > 0).sum(1), int((known < 0).sum()), known.shape[1]
     # The correction is that of unknown entries, whose odds are lower: they were not given.
     shift = log_odds_of_unknown(positives, negatives, classes, float(np.nansum(sigmoid(z))))
     unknown = z + shift
-    asked, present, weight = unknown[entries][is_readable], weight[is_readable] > 0, np.abs(weight[is_readable])
-    change = fit_correction(asked, present, weight, keep_slope=int((asked < 0).sum()) < _FEWEST_UNLIKELY)
+    asked, weight = _readable(unknown, control)
+    if not len(asked):
+        return calibration
+    present, keep_slope = weight > 0, int((asked < 0).sum()) < _FEWEST_UNLIKELY
+    change = fit_correction(asked, present, np.abs(weight), keep_slope=keep_slope)
     expected = positives.sum() + float(np.nansum(change.scores(unknown)[known == 0]))
     after = log_odds_of_unknown(positives, negatives, classes, expected)
     corrected = calibration.corrected(change.slope, change.slope * shift + change.offset - after, classes)

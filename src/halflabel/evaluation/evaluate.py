@@ -15,9 +15,8 @@ from torch import Tensor
 
 from halflabel import metrics
 from halflabel.evaluation._inputs import row_blocks
-from halflabel.evaluation.calibration import Calibration
+from halflabel.evaluation.calibration import Calibration, fit_correction
 from halflabel.evaluation.decisions import Decisions, fit_decisions
-from halflabel.evaluation.expected import expected_rates, plausible_change
 from halflabel.evaluation.intervals import rate_limits
 from halflabel.evaluation.registry import Shown, own_metrics, shown_metrics
 from halflabel.evaluation.scores import Scores
@@ -32,6 +31,8 @@ RESAMPLES = 400  # of the images, for intervals
 # Known positives that a class needs where scores are out of fold: of two, the model that scored one knew one other.
 # Measured on three sets (benchmarks/stated_f1.py): the AP of classes with one is 28 to 66 points too low.
 FEWEST_OUT_OF_FOLD = 3
+_LEAST_SLOPE = 0.05  # probabilities keep the order of the logits
+_DRAWS = 40  # of slope and offset, for intervals
 
 
 @dataclass(frozen=True)
@@ -173,9 +174,9 @@ def measure(
     resampled = f"{resamples} resamples of the {'images' if groups is None else 'groups of images'}"
     protocol = _protocol(labels, thresholds, f"{measured} of {len(classes)} classes have {needed}", resampled)
     if asked is not None:
-        z, plausible = calibration.log_odds(logits.double()), plausible_change(calibration, logits, asked, readable)
+        z, plausible = calibration.log_odds(logits.double()), _plausible_change(calibration, logits, asked, readable)
         overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"], "classes": float(len(classes))}
-        overall |= expected_rates(scores, labels, thresholds, group, (z, plausible))
+        overall |= _expected_rates(scores, labels, thresholds, group, (z, plausible))
         overall["asked_classes"] = float(len(classes))
         del overall["OR"]
         unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision", "recall", "f1"), math.nan)
@@ -186,7 +187,7 @@ def measure(
         overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"]}
         overall |= {"CR": float(recall.nanmean()), "OR": float(counts.hits.sum() / counts.positives.sum())}
         overall["classes"] = float((counts.positives > 0).sum())
-        overall |= expected_rates(scores, labels, thresholds, group)
+        overall |= _expected_rates(scores, labels, thresholds, group)
         unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
         per_class = [row | unmeasured | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
         count = sum(columns["absent"])
@@ -231,3 +232,51 @@ def _rate_intervals(
         limits = rate_limits(overall[name], residual, positives_behind, group, least)
         ends |= dict(zip((f"{name}_low", f"{name}_high"), limits, strict=True))
     return ends
+
+
+def _plausible_change(calibration: Calibration, logits: Tensor, asked: csr_array, readable: Tensor) -> Calibration:
+    """Return no change of calibrated log odds, with the covariance that answers to random questions leave.
+
+    logits (M, C) are those of the `readable` (N,) images; `asked` (N, C) holds inclusion weights, negative for no.
+    """
+    answers = asked[readable.numpy()]
+    z = calibration.log_odds(logits[answers.nonzero()].double().numpy(), answers.nonzero()[1])
+    change = fit_correction(z, answers.data > 0, np.abs(answers.data))
+    return Calibration(known=len(z), covariance=change.covariance)
+
+
+def _expected_rates(
+    scores: Tensor,
+    labels: Tensor,
+    thresholds: Tensor,
+    group: NDArray[np.int64],
+    corrected: tuple[Tensor, Calibration] | None = None,
+) -> dict[str, float]:
+    """Expected precision, recall and micro F1 of the decisions if scores (N, C) are probabilities, with 95 % intervals.
+
+    Known labels count as certain. The intervals come from the spread over groups (N,) of images: they say nothing about
+    the probabilities, unless these are `corrected`: log odds (N, C), and a change of them with its covariance.
+    """
+    called = (scores >= thresholds).double()
+
+    def rates(p: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Numerator and denominator of each rate, per image."""
+        p = torch.where(labels == 0, p.double(), (labels > 0).double())
+        hits, number, present = (p * called).sum(1), called.sum(1), p.sum(1)
+        return {"precision": (hits, number), "recall": (hits, present), "f1": (2 * hits, number + present)}
+
+    values, plausible = {"called_present": float(called.sum(1).mean())}, []
+    if corrected is not None:
+        log_odds, change = corrected
+        for slope, offset in change.draws(_DRAWS).tolist():
+            plausible.append(rates(torch.sigmoid(max(slope, _LEAST_SLOPE) * log_odds + offset)))
+    for name, (part, whole) in rates(scores).items():
+        total = whole.sum()
+        value = part.sum() / total
+        low, high = rate_limits(float(value), (part - value * whole) / total, float(total), group)
+        if plausible:
+            drawn = [float(each[name][0].sum() / each[name][1].sum()) for each in plausible]
+            low, high = min(low, float(np.quantile(drawn, 0.025))), max(high, float(np.quantile(drawn, 0.975)))
+        names = (f"estimated_{name}", f"estimated_{name}_low", f"estimated_{name}_high")
+        values |= dict(zip(names, (float(value), low, high), strict=True))
+    return values

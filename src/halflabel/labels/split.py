@@ -60,13 +60,9 @@ def assign_parts(
 
 def _check_shares(shares: Sequence[float]) -> Floats:
     share = np.asarray(shares, np.float64)
-    if share.ndim != 1 or not 1 <= len(share) <= np.iinfo(np.int8).max:
-        raise UserError(f"cannot split into the shares {shares!r}", "give one share per part, such as 0.8, 0.1, 0.1")
-    if not (np.all(share > 0) and abs(share.sum() - 1) <= 1e-9):
-        raise UserError(
-            f"the shares {', '.join(f'{s:g}' for s in share)} sum to {share.sum():g}",
-            "give shares above 0 that sum to 1, such as 0.8, 0.1, 0.1",
-        )
+    is_row = share.ndim == 1 and 1 <= len(share) <= np.iinfo(np.int8).max
+    if not (is_row and np.all(share > 0) and abs(share.sum() - 1) <= 1e-9):
+        raise UserError(f"cannot split into the shares {shares!r}", "give shares above 0 that sum to 1: 0.8, 0.1, 0.1")
     return share
 
 
