@@ -43,11 +43,6 @@ def test_golden_unlisted_unknown() -> None:
     assert table.dense().tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
 
 
-def test_golden_unlisted_absent() -> None:
-    table = coco.read(GOLDEN, ABSENT).table()
-    assert table.dense().tolist() == [[1, -1, 1], [-1, 1, -1], [-1, -1, 1], [-1, -1, -1]]
-
-
 def test_audit_says_what_became_what() -> None:
     audit = coco.read(GOLDEN, UNKNOWN).audit
     assert [tuple(line) for line in audit.value_counts] == [("annotation", "present", 4), ("not listed", "unknown", 8)]
@@ -76,17 +71,6 @@ def test_byte_order_mark_and_utf_16_are_read(tmp_path: Path) -> None:
     for encoding in ("utf-8-sig", "utf-16"):
         path.write_text(GOLDEN.read_text(encoding="utf-8"), encoding=encoding)
         assert list(coco.read(path, UNKNOWN).rows.images) == IMAGES
-
-
-def test_written_annotations_have_no_box(tmp_path: Path) -> None:
-    table = Table.from_dense([[1, -1], [-1, 1]], ["a", "b"], ["x", "y"])
-    coco.write(Labels.from_table(table), tmp_path / "out.json")
-    content = json.loads((tmp_path / "out.json").read_text())
-    assert content["annotations"] == [
-        {"id": 1, "image_id": 1, "category_id": 1},
-        {"id": 2, "image_id": 2, "category_id": 2},
-    ]
-    assert content["info"]["description"].endswith("absent")
 
 
 def test_absent_beside_unknown_is_refused(tmp_path: Path) -> None:

@@ -100,11 +100,6 @@ def test_faults_have_their_line(file: Path, content: bytes, line: int | None, wo
     assert words in error.message
 
 
-@pytest.mark.parametrize("encoding", ["klingon", "undefined", "hex", "a\0b"])
-def test_encodings_that_are_none(file: Path, encoding: str) -> None:
-    assert "no encoding is called" in refusal(file, b"image,cat\na,1\n", encoding=encoding).message
-
-
 def test_bytes_cut_off_in_utf_16(file: Path) -> None:
     error = refusal(file, "image,cat\na,1\nb,1\n".encode("utf-16") + b"x", encoding="utf-16")
     assert "not UTF-16 text" in error.message
@@ -134,12 +129,6 @@ def test_select(file: Path, where: dict[str, str], images: str, lines: list[int]
     with pytest.raises(LabelError, match="found: ") as caught:
         sheet.select({"split": "test"}, Audit("x", []))
     assert caught.value.column == "split"
-
-
-def test_select_nothing(file: Path) -> None:
-    file.write_text("image,split,fold\na,train,1\nb,val,1\nc,train,2\n")
-    with pytest.raises(LabelError, match="no row has split=val and fold=2 together"):
-        CsvTable(file).select({"split": "val", "fold": "2"}, Audit("x", []))
 
 
 def test_a_column_too_long_for_32_bit_offsets_is_one_array() -> None:

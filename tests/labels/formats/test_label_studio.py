@@ -245,12 +245,6 @@ def test_the_field_of_the_image_can_be_named(tmp_path: Path) -> None:
     assert list(label_studio.read(path, Policy(image_column="scan")).rows.images) == ["a+b.png"]
 
 
-def test_a_question_like_ours_with_other_choices_is_not_ours(tmp_path: Path) -> None:
-    result = [{"from_name": "class_kind", "type": "choices", "value": {"choices": ["tabby"]}}]
-    path = tasks(tmp_path, [{"data": {"image": "a.jpg"}, "annotations": [{"result": result}]}])
-    assert list(label_studio.read(path, Policy(unlisted="unknown")).rows.classes) == ["tabby"]
-
-
 def one(**task: Any) -> list[dict[str, Any]]:
     return [{"data": {"image": "a.jpg"}, **task}]
 

@@ -64,14 +64,6 @@ def test_latin_1() -> None:
     assert (list(rows.images), list(rows.classes)) == (["été.jpg"], ["château"])
 
 
-def test_utf_16() -> None:
-    path = GOLDEN / "utf16.csv"
-    for encoding in (None, "utf-16"):
-        assert list(long.read(path, Policy(unlisted="unknown", encoding=encoding)).rows.images) == ["ü.jpg"]
-    with pytest.raises(LabelError, match='encoding="utf-16"'):
-        long.read(path, Policy(unlisted="unknown", encoding="latin-1"))
-
-
 def test_quotes_sources_scores_and_unlisted() -> None:
     path = GOLDEN / "quoted.csv"
     ignore = {"ignore": ("confidence",)}
@@ -259,10 +251,6 @@ def test_source_and_score_may_be_left_out(file: Path) -> None:
         assert "‹minus_one=absent›" in refusal(file, f"{header}\n{row}\n").fix
 
 
-def test_the_fix_for_an_own_file_can_be_done(file: Path) -> None:
-    assert "‹values" not in refusal(file, HEADER + "a,cat,7,,\n").fix
-
-
 def test_own_files_say_what_their_values_mean() -> None:
     with pytest.raises(UserError, match="zero means nothing"):
         long.read(GOLDEN / "own.csv", Policy(zero="absent"))
@@ -304,15 +292,6 @@ def test_blanks_around_names_do_not_count(file: Path) -> None:
     assert rows.training.dense().tolist() == [[-1], [1]]
     assert "1 rows have blanks around the name of the image, which are removed" in audit.notes
     assert "2 rows have blanks around the name of the class, which are removed" in audit.notes
-
-
-def test_blanks_in_our_own_files_are_kept_and_noted(file: Path) -> None:
-    file.write_text(HEADER + " a.jpg,dog ,1,,\na.jpg,dog,-1,,\n")
-    rows, audit = formats.read(file)
-    assert (list(rows.images), list(rows.classes)) == ([" a.jpg", "a.jpg"], ["dog ", "dog"])
-    assert all(
-        any(note.startswith(f"some {several} are nearly") for note in audit.notes) for several in ("images", "classes")
-    )
 
 
 @pytest.mark.parametrize("header", ["image,class,label,value", "image,class,value,Value"])

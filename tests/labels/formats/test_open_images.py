@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from label_files import GOLDEN_FILES, label_error, source_of
 
-from halflabel.errors import UserError
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import open_images
 from halflabel.labels.policy import Policy
@@ -59,12 +58,6 @@ def test_guesses_from_the_stated_confidence_on_are_present_but_never_beat_a_pers
     assert ValueCount("a machine's guess of 0.7 or more", "present", 3) in audit.value_counts
     assert ValueCount("a machine's guess below 0.7", "unknown", 1) in audit.value_counts
     assert any(note.startswith("1 entries are both") for note in audit.notes)
-
-
-@pytest.mark.parametrize("machine", [0.0, 70.0, float("nan")])
-def test_a_confidence_that_is_none(machine: float) -> None:
-    with pytest.raises(UserError, match="is not a confidence"):
-        open_images.read(MIXED, Policy(machine=machine))
 
 
 def test_boxes_read_the_same_way() -> None:
@@ -191,12 +184,6 @@ def test_faults_in_the_descriptions(tmp_path: Path, content: str, line: int, wor
     error = label_error(open_images.read, tmp_path / "x.csv")
     assert (Path(error.file).name, error.line) == ("class-descriptions.csv", line)
     assert words in error.message
-
-
-def test_more_sources_than_there_is_room_for(tmp_path: Path) -> None:
-    file = tmp_path / "x.csv"
-    file.write_text(HEADER + "".join(f"a,s{number},/m/1,1\n" for number in range(40000)))
-    assert label_error(open_images.read, file).column == "Source"
 
 
 def test_blank_lines_above_the_header(tmp_path: Path) -> None:

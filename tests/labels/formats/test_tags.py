@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, label_error
-from typer.testing import CliRunner
 
-from halflabel.cli import app
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import LabelImport, ValueCount
@@ -262,20 +260,6 @@ def test_faults(file: Path, content: str, line: int | None, column: str | None, 
     assert words in error.message
 
 
-def test_columns_that_are_not_there(file: Path) -> None:
-    for policy in (Policy(ignore=("age",)), Policy(image_column="age"), Policy(where={"age": "1"})):
-        assert "no column 'age'" in refusal(file, "image,tags\na,dog\n", policy).message
-
-
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16-le"])
-def test_other_encodings(file: Path, encoding: str) -> None:
-    file.write_text("image,tags\na.jpg,café;thé\n", encoding=encoding)
-    with pytest.raises(LabelError, match="encoding"):
-        formats.read(file, UNKNOWN)
-    result = formats.read(file, Policy(unlisted="unknown", encoding=encoding))
-    assert listed(result) == {"a.jpg": ["café", "thé"]}
-
-
 def test_metadata_of_an_image_folder(tmp_path: Path) -> None:
     metadata = tmp_path / "metadata.csv"
     assert listed(made(metadata, 'file_name,tags\na.jpg,"dog, cat"\n')) == {"a.jpg": ["dog", "cat"]}
@@ -308,12 +292,6 @@ def test_what_is_written_is_recognised_and_read_back(images: list[str], classes:
         assert (result.audit.format, result.table()) == ("tags", table)
 
 
-def test_files_stay_plain(file: Path) -> None:
-    table = Table.from_dense([[1, 1, -1], [0, -1, 0]], ["a", "b"], ["dog", "cat", "cow"])
-    tags.write(Labels.from_table(table), file)
-    assert file.read_text() == 'image,tags,absent\na,"dog, cat",cow\nb,,cat\n'
-
-
 @pytest.mark.parametrize(
     ("image", "label", "value"),
     [
@@ -335,34 +313,7 @@ def test_write_refuses_what_it_cannot_hold(file: Path, image: str, label: str, v
     assert not file.exists()
 
 
-def test_many_lists_against_a_slow_loop(file: Path) -> None:
-    picked = np.random.default_rng(0).integers(0, 50, (2_000, 3)).tolist()
-    file.write_text("image,tags\n" + "".join(f'{k}.jpg,"t{a}, t{b}, t{c}"\n' for k, (a, b, c) in enumerate(picked)))
-    result = formats.read(file, UNKNOWN)
-    expected = {f"{k}.jpg": {f"t{n}" for n in row} for k, row in enumerate(picked)}
-    assert {image: set(names) for image, names in listed(result).items()} == expected
-    assert len(result.rows) == sum(map(len, expected.values()))
-
-
-def test_commands_take_the_separator_and_write_tags(file: Path) -> None:
-    file.write_text('image,tags\na,"dog / cat, black"\nb,dog\n')
-    out = file.with_name("out.csv")
-    words = ["convert", str(file), str(out), "--to", "tags", "--unlisted", "absent", "--separator", "/"]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 2
-    assert "a list of tags cannot hold a class called 'cat, black'" in result.output
-    words[words.index("tags")] = "long"
-    assert "tags split at '/'" in CliRunner().invoke(app, words).output
-    assert list(formats.read(out).rows.classes) == ["dog", "cat, black"]
-
-
 @pytest.mark.parametrize("cells", [("dog:0.9;cat:0.1", "dog:0.2"), ("dog;!cat", "cat;-dog"), ('"{""dog"": 1}"', "[]")])
 def test_tags_with_numbers_or_marks_are_refused(file: Path, cells: tuple[str, str]) -> None:
     with pytest.raises(UserError, match=r"numbers|absent|not a list"):
         made(file, f"image,tags\na.jpg,{cells[0]}\nb.jpg,{cells[1]}\n")
-
-
-def test_names_that_look_the_same_are_noted(file: Path) -> None:
-    for first, second in (("café", "cafe\u0301"), ("dog", "dog\u200b"), ("dog", "\ufeffdog")):
-        notes = made(file, f"image,tags\na.jpg,{first}\nb.jpg,{second}\n").audit.notes
-        assert any("nearly the same" in note and ascii(second) in note for note in notes)

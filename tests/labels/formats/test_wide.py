@@ -54,13 +54,6 @@ def test_semicolon_byte_order_mark_crlf_quotes() -> None:
     assert table.dense().tolist() == [[1, -1], [0, 1]]
 
 
-def test_latin_1() -> None:
-    error = refusal(GOLDEN / "latin1.csv")
-    assert (error.line, "0xe2 is not UTF-8" in error.message) == (1, True)
-    rows = wide.read(GOLDEN / "latin1.csv", Policy(encoding="latin-1")).rows
-    assert (list(rows.images), list(rows.classes)) == (["été.jpg"], ["château"])
-
-
 def test_minus_one_is_never_guessed() -> None:
     path = GOLDEN / "minus_one.csv"
     error = refusal(path)
@@ -73,20 +66,6 @@ def test_minus_one_is_never_guessed() -> None:
         (Policy(values={"-1": "unknown"}), [[0, 1], [-1, 0], [1, 0]]),
     ):
         assert wide.read(path, policy).table().dense().tolist() == labels
-
-
-def test_chexpert_like() -> None:
-    path = GOLDEN / "chexpert.csv"
-    error = refusal(path)
-    assert (error.line, error.column) == (2, "Sex")
-    assert "‹ignore=Sex›" in error.fix
-    rows, audit = wide.read(path, Policy(minus_one="unknown", ignore=("Sex", "Age", "No Finding")))
-    table = rows.training
-    assert list(table.images) == [f"valid/patient6454{n}/study1/view1_frontal.jpg" for n in (1, 2)]
-    assert list(table.classes) == ["Edema", "Support Devices"]
-    assert table.dense().tolist() == [[1, 0], [-1, 0]]
-    assert ValueCount("-1.0", "unknown", 1) in audit.value_counts
-    assert "columns ignored: Sex, Age, No Finding" in audit.notes
 
 
 def test_where() -> None:

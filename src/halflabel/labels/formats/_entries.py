@@ -93,20 +93,11 @@ def utc_time(text: str) -> datetime:
 def require_unlisted(
     policy: Policy, reason: str, path: Path, complete: str = "the lists are complete", also: str = ""
 ) -> None:
-    """Raise LabelError if a file lists present classes only and `unlisted` is not stated."""
+    """Raise LabelError if a file lists present classes only and `unlisted` is not stated; `also` are other options."""
     if policy.unlisted is None:
-        raise LabelError(*unlisted_not_stated(reason, complete, also), path)
-
-
-def unlisted_not_stated(reason: str, complete: str = "the lists are complete", also: str = "") -> tuple[str, str]:
-    """The message and fix of the error for a file that lists present classes only, without `unlisted` stated.
-
-    `also` are options that are needed too.
-    """
-    return (
-        f"{reason}, so what is not listed may be absent or unknown",
-        f"add ‹unlisted=unknown›{also} (nobody looked) or ‹unlisted=absent›{also} ({complete})",
-    )
+        message = f"{reason}, so what is not listed may be absent or unknown"
+        fix = f"add ‹unlisted=unknown›{also} (nobody looked) or ‹unlisted=absent›{also} ({complete})"
+        raise LabelError(message, fix, path)
 
 
 def apply_unlisted_policy(

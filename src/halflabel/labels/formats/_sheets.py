@@ -9,7 +9,7 @@ import codecs
 import mmap
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,8 @@ class CsvTable:
     def _line(self, row: int) -> int:
         """The line where a row of the file starts."""
         number = row + self.has_header
-        records = read_records(self.path, self.delimiter, self.encoding)  # slow: for error messages
-        return next(islice(records, number, None), (number + 1, []))[0]
+        with closing(read_records(self.path, self.delimiter, self.encoding)) as records:  # slow: for error messages
+            return next(islice(records, number, None), (number + 1, []))[0]
 
     def check_columns(self, names: Iterable[str]) -> None:
         for name in names:
@@ -198,16 +198,12 @@ class CsvTable:
             if encoding.startswith(("utf-16", "utf-32")):
                 return encoding
             if wide is not None:
-                raise LabelError(
-                    f"the file is {wide.upper()}", f"add ‹encoding={wide}›, or save it as UTF-8", self.path
-                )
+                fix = f"add ‹encoding={wide}›, or save it as UTF-8"
+                raise LabelError(f"the file is {wide.upper()}", fix, self.path)
             if (position := data.find(b"\0")) >= 0:
-                raise LabelError(
-                    "byte 0x00 is not allowed in a text file",
-                    "save the file as UTF-8, or add ‹encoding=utf-16-le› if that is what it is",
-                    self.path,
-                    line=data[:position].count(b"\n") + 1,
-                )
+                line = data[:position].count(b"\n") + 1
+                fix = "save the file as UTF-8, or add ‹encoding=utf-16-le› if that is what it is"
+                raise LabelError("byte 0x00 is not allowed in a text file", fix, self.path, line=line)
         return encoding
 
     def _check_header(self) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import IMAGE_COLUMNS, csv_line
-from halflabel.labels.formats._entries import IN_BOTH_LISTS, apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.formats._entries import IN_BOTH_LISTS, apply_unlisted_policy, require_unlisted
 from halflabel.labels.formats._sheets import CsvTable, possible_values, refuse_values, write_ignored
 from halflabel.labels.formats._write import keeps_no_provenance, split_by_image
 from halflabel.labels.labels import Labels, is_model_source
@@ -123,7 +123,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         places = f"images in {image_column!r}, tags in {present!r} ({split.description}): {counts}: {names}"
         not_used = f". Not used: {', '.join(map(repr, unused[:8]))}" if unused else ""
         reason = f"{places}{not_used}. Nothing says absent" + (f" in {present!r}" if values else "")
-        raise sheet.error(*unlisted_not_stated(reason, also=write_ignored(values)))
+        require_unlisted(policy, reason, path, also=write_ignored(values))
 
     audit.note(f"tags {split.description}")
     column = {name: classes.index(items) for name, (items, _) in parts.items()}
