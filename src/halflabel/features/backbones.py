@@ -1,10 +1,8 @@
 """Backbones: images -> pooled features or maps, with the preprocessing that belongs to the weights.
 
-The default, `efficientnet-lite2`, and `efficientnet-lite0` (`fast`: half the time) have ImageNet weights that come with
-Python packages, so they work offline.
-`tiny` is a small untrained network for tests and demos; `features-D` stands for given features.
-The path of an .onnx file stands for the image encoder in it, `open-clip:…` for a CLIP model with its text tower; every
-other name is a timm model.
+`efficientnet-lite2`, the default, and `efficientnet-lite0` (`fast`) have weights that come with Python packages; `tiny`
+is an untrained network for tests and demos; `features-D` stands for given features, the path of an .onnx file for the
+image encoder in it, `open-clip:…` for a CLIP model with its text tower; every other name is a timm model.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,7 +29,7 @@ from torch.nn import functional as F
 from halflabel.errors import UserError, error_summary
 from halflabel.features.backbone_names import DEFAULT, full_name
 from halflabel.features.efficientnet_lite import CROP, SIZE, EfficientNetLite
-from halflabel.features.feature_transform import Classifier, class_probabilities
+from halflabel.features.feature_transform import Classifier
 
 SMALLEST, LARGEST = 32, 8192  # pixels, side of the input
 
@@ -41,17 +39,14 @@ _LITE_MEAN, _LITE_STD = 127 / 255, 128 / 255
 
 _IMAGENET = 1000  # classes
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
-_PREFIXES = ("module.", "model.", "backbone.")
+_PREFIXES = re.compile(r"^((module|model|backbone)\.)+")  # that the wrappers of training code add
 _GIVEN = re.compile(r"features-(\d+)")
 _CLASSIFIERS = ("fc.", "_fc.", "head.", "heads.", "head_dist.", "classifier.")
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The input of a backbone: resize the shorter side to size / crop_pct, crop size x size, normalize.
-
-    x = (image / 255 - mean) / std, per channel. Views resize and crop; the backbone normalizes.
-    """
+    """The input of a backbone: resize the shorter side to size / crop_pct, crop, then (image / 255 - mean) / std."""
 
     size: int
     mean: tuple[float, ...]
@@ -60,12 +55,15 @@ class Preprocess:
     crop_pct: float
 
 
+_OF_TINY = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
+
+
 class Backbone(nn.Module):
     """Map images (B, 3, H, W), uint8 or float in 0..255, to feature maps (B, D, h, w); D is `channels`.
 
     maps = norm(model.forward_features((images / 255 - mean) / std)). `norm` is the LayerNorm over channels that some
-    timm models apply after pooling (ConvNeXt, average-pooled ViTs); here it is applied at each place of the map.
-    Patch tokens are arranged as a map; class and register tokens are dropped.
+    timm models apply after pooling; here it is applied at each place of the map. Patch tokens are arranged as a map;
+    class and register tokens are dropped.
 
     `pooled` gives the vector (B, sum of `blocks`) that the network was trained to be read by: the mean of the map, or
     what timm's forward_head makes of it. Where that needs more than the mean (class token, attention pooling, further
@@ -100,17 +98,6 @@ class Backbone(nn.Module):
         """Return the vectors (N, E) of texts by the text tower of the same model."""
         raise NotImplementedError(f"{self.name} has no text tower")
 
-    @torch.no_grad()
-    def imagenet_probabilities(self, pooled: Tensor) -> Tensor | None:
-        """Return the probabilities (N, 1000) of the ImageNet classes from pooled features (N, D), NaN where these are.
-
-        None for a backbone without a linear classifier of the 1,000 classes.
-        """
-        if self.classifier is None or len(self.classifier[1]) != _IMAGENET:
-            return None
-        weight, bias = (part.to(pooled.device) for part in self.classifier)
-        return class_probabilities(pooled.float(), (weight, bias))
-
     @property
     def needs_squares(self) -> bool:
         """Whether images must be squares of one size."""
@@ -134,10 +121,7 @@ class Backbone(nn.Module):
         return own if len(self.blocks) == 1 else torch.cat([own, self._maps(raw, images).mean((2, 3))], 1)
 
     def places(self, images: Tensor) -> Tensor:
-        """Return the pooled vector as if each place were the whole image: (B, sum of `blocks`, h, w).
-
-        A place of the map stands for the class token too; an own vector of another length is that of the whole image.
-        """
+        """Return the pooled vector as if each place were the whole image: (B, sum of `blocks`, h, w)."""
         raw = self._raw(images)
         maps = self._maps(raw, images)
         if len(self.blocks) == 1 or self.blocks[0] == self.channels:
@@ -175,10 +159,10 @@ class Backbone(nn.Module):
 
     def _normed(self, features: Tensor) -> Tensor:
         """Apply the LayerNorm over the last axis that timm's head applies between pooling and classifier, if any."""
-        norm = _pooled_norm(self.model, self.channels)
-        if norm is None:
-            return features
-        return F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        for norm in (getattr(self.model, "fc_norm", None), getattr(getattr(self.model, "head", None), "norm", None)):
+            if isinstance(norm, nn.LayerNorm) and norm.normalized_shape == (self.channels,):
+                return F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        return features
 
     def _channels_last(self, features: Any, height: int, width: int) -> Tensor:
         """timm's features as (B, h, w, D): from tokens (B, N, D), from (B, h, w, D) or from (B, D, h, w)."""
@@ -204,14 +188,6 @@ class Backbone(nn.Module):
 
 class GivenFeatures(Backbone):
     """Stands for the unknown network that made the features of another program: it cannot see images."""
-
-    @classmethod
-    def named(cls, name: str) -> GivenFeatures | None:
-        """The backbone called features-D, for features of D numbers; None for any other name."""
-        if (match := _GIVEN.fullmatch(name)) is None:
-            return None
-        preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
-        return cls(name, nn.Identity(), int(match[1]), preprocess)
 
     def _raw(self, images: Tensor) -> Any:
         raise UserError(
@@ -248,10 +224,8 @@ def build_backbone(
 ) -> Backbone:
     """The backbone called `name`, on the CPU and in evaluation mode.
 
-    `weights` is a local file, used instead of the pretrained weights, with its classifier if it has one; `size`
-    overrides the side of the input. For other `bands` than 3 the first convolution is adapted, see
-    `_adapt_first_convolution`.
-    Untrained weights come from a fixed seed: they are the same at every call, and the global random state is unused.
+    `weights` is a local file, used instead of the pretrained weights; `size` overrides the side of the input; for other
+    `bands` than 3 the first convolution is adapted. Untrained weights come from a fixed seed.
 
     >>> backbone = build_backbone("tiny")
     >>> tuple(backbone(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape), backbone.channels
@@ -268,8 +242,8 @@ def build_backbone(
         if weights is not None or bands != 3:
             raise UserError(f"{name} has its own weights, for RGB images", "leave ‹weights› and ‹channels› out")
         return OnnxEncoder(Path(name), size)
-    if (given := GivenFeatures.named(name)) is not None:
-        return given
+    if (given := _GIVEN.fullmatch(name)) is not None:
+        return GivenFeatures(name, nn.Identity(), int(given[1]), _OF_TINY)
     if name.startswith("open-clip:"):
         from halflabel.features.clip import build_clip
 
@@ -282,7 +256,7 @@ def build_backbone(
     if name == "tiny":
         with fixed_seed():
             model: nn.Module = _Tiny()
-        preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
+        preprocess = _OF_TINY
     elif name in _LITE:
         model = load_lite(variant := _LITE[name], pretrained=fetch)
         preprocess = Preprocess(SIZE[variant], (_LITE_MEAN,) * 3, (_LITE_STD,) * 3, "bicubic", CROP[variant])
@@ -313,10 +287,7 @@ def _is_close(pooled: Tensor, other: Tensor) -> bool:
 
 
 def _adapt_first_convolution(model: nn.Module, bands: int) -> None:
-    """Let a network of RGB images take N bands: band k gets the weights of colour k mod 3, all scaled by 3 / N.
-
-    The scale keeps the size of the activations, as timm does with in_chans.
-    """
+    """Let a network of RGB images take N bands: band k gets the weights of colour k mod 3, all scaled by 3 / N."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.in_channels == 3 and module.groups == 1:
             weight = module.weight.data[:, torch.arange(bands) % 3] * (3 / bands)
@@ -328,8 +299,8 @@ def _adapt_first_convolution(model: nn.Module, bands: int) -> None:
 def _pooled_classifier(backbone: Backbone) -> Classifier | None:
     """Weight and bias of the classifier that a timm model was trained with, if it is linear on pooled features.
 
-    This is tested on an image. A classifier of more than 1,000 classes is left out, since the head would have to learn
-    a weight for each of them; so is the projection of a CLIP model, which timm stores as a classifier without bias.
+    This is tested on an image. A classifier of more than 1,000 classes is left out, and so is the projection of a CLIP
+    model, which timm stores as a classifier without bias.
     """
     last = backbone.model.get_classifier()  # type: ignore[operator]
     if not isinstance(last, nn.Linear) or last.in_features != backbone.blocks[0] or last.out_features > _IMAGENET:
@@ -347,10 +318,7 @@ def _pooled_classifier(backbone: Backbone) -> Classifier | None:
 
 
 def load_lite(variant: int, *, pretrained: bool = True) -> nn.Module:
-    """The whole EfficientNet-Lite classifier (1000 ImageNet classes) with the weights of its package, in eval mode.
-
-    The packages name the parameters differently, but in the same order: they are matched by position.
-    """
+    """The whole EfficientNet-Lite classifier (1000 ImageNet classes) with the weights of its package."""
     with fixed_seed():
         model = EfficientNetLite(variant).eval()
     if not pretrained:
@@ -369,11 +337,7 @@ def load_lite(variant: int, *, pretrained: bool = True) -> nn.Module:
 
 
 def fingerprint(backbone: Backbone) -> str:
-    """16 hex digits that change with everything the features depend on: name, preprocessing, parameters and statistics.
-
-    sha256(name, preprocess, the blocks of another pooled vector than the mean, then name, dtype, shape and bytes of
-    each tensor, by name), without batch counters.
-    """
+    """16 hex digits that change with everything the features depend on: name, preprocessing, parameters, statistics."""
     own = [backbone.blocks] if backbone.has_own else []
     digest = hashlib.sha256(repr((backbone.name, astuple(backbone.preprocess), *own)).encode())
     for key, tensor in sorted(backbone.state_dict().items()):
@@ -449,14 +413,6 @@ def _timm_preprocess(model: nn.Module) -> Preprocess:
     )
 
 
-def _pooled_norm(model: nn.Module, channels: int) -> nn.LayerNorm | None:
-    """The LayerNorm that timm's head applies between pooling and classifier, if there is one."""
-    for norm in (getattr(model, "fc_norm", None), getattr(getattr(model, "head", None), "norm", None)):
-        if isinstance(norm, nn.LayerNorm) and norm.normalized_shape == (channels,):
-            return norm
-    return None
-
-
 def _read_state_dict(path: Path) -> dict[str, Tensor]:
     """The state dict in a file, without the wrappers and key prefixes of training code. Never runs code of the file."""
     resave = "save the weights alone: torch.save(model.state_dict(), FILE), or as .safetensors"
@@ -492,25 +448,14 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     tensors = {key: value for key, value in items if isinstance(value, Tensor)}
     if not tensors:
         raise UserError(f"{path} holds no state dict", resave)
-    state = {_strip_prefixes(key): value for key, value in tensors.items()}
+    state = {_PREFIXES.sub("", key): value for key, value in tensors.items()}
     if len(state) < len(tensors):
         raise UserError(f"{path} holds several models", resave)
     return state
 
 
-def _strip_prefixes(key: str) -> str:
-    """The key without the prefixes that wrappers add.
-
-    >>> _strip_prefixes("module.backbone.conv1.weight")
-    'conv1.weight'
-    """
-    while key.startswith(_PREFIXES):
-        key = key.split(".", 1)[1]
-    return key
-
-
 def _by_position(state: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """`state` with the names of `expected`; a UserError if order, shapes or the last parts of the names differ.
+    """`state` with the names of `expected`, matched by position; a UserError if order, shapes or ends of names differ.
 
     Batch counters are left out: some files lack them, and no feature depends on them.
     """
@@ -561,25 +506,17 @@ def _faults(state: dict[str, Tensor], expected: dict[str, Tensor], model: nn.Mod
         if key in state and state[key].shape != expected[key].shape
     ]
     kinds = {"missing": missing, "unknown to it": unknown, "of another shape": shapes}
-    return [f"{len(keys)} {kind} ({_few(keys)})" for kind, keys in kinds.items() if keys]
-
-
-def _few(keys: list[str]) -> str:
-    """The first three of many.
-
-    >>> _few(["a", "b", "c", "d"])
-    'a, b, c, ...'
-    """
-    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+    return [
+        f"{len(keys)} {kind} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})"
+        for kind, keys in kinds.items()
+        if keys
+    ]
 
 
 def _timm_names(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """`state` as timm would load it: names of other projects translated, position embeddings resized."""
     translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    if translate is None:
-        return state
-    try:
-        return dict(translate(dict(state), model))
     # It indexes keys that only files of the right architecture have: another file raises an error here.
-    except Exception:
-        return state
+    with suppress(Exception):
+        return state if translate is None else dict(translate(dict(state), model))
+    return state

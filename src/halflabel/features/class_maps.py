@@ -1,7 +1,4 @@
-"""Class-activation maps: the places of an image that are evidence for a class.
-
-The gallery of the run page and the review page show them as heat maps.
-"""
+"""Class-activation maps: the places of an image that are evidence for a class, as heat maps of the pages."""
 
 from __future__ import annotations
 
@@ -25,11 +22,7 @@ _COLOUR, _OPAQUE = (255, 64, 0), 180  # of the hottest place
 
 
 def compute_class_maps(model: Model, images: Tensor, classes: Sequence[int]) -> Floats:
-    """Compute the class maps A_c of a model: (B, 3, H, W) uint8 images -> (B, K, h, w), for the K given classes.
-
-    The model is set to evaluation mode. Without a backbone, `images` are cached maps (B, D, h, w).
-    Memory: the maps of all C classes for 16 images at a time.
-    """
+    """Compute the class maps of a model for K classes: (B, 3, H, W) uint8 images, or cached maps, -> (B, K, h, w)."""
     head = model.head
     if type(head).class_maps is Head.class_maps:
         raise UserError(
@@ -75,10 +68,7 @@ def visible_box(view: Any, height: int, width: int) -> tuple[float, float, float
 
 
 def photo_heat_maps(model: Model, view: Any, photo: Tensor, classes: Sequence[int], side: int) -> Floats:
-    """Compute the heat maps (K, H, W) of a photo (3, height, width), the longer side of `side` pixels.
-
-    `view` is the plain view of the model; what it does not show has no heat.
-    """
+    """Compute the heat maps (K, H, W) of a photo, the longer side of `side` pixels; 0 outside of the view."""
     height, width = photo.shape[1:]
     size = [max(1, round(length * side / max(height, width))) for length in (height, width)]
     maps = compute_class_maps(model, torch.as_tensor(view(photo, 0))[None], classes)[0]

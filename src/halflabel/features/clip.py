@@ -5,9 +5,7 @@ The backbone gives the vector before the last linear projection, and names are c
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError, error_summary
 from halflabel.features.backbones import Backbone, Preprocess, fixed_seed
+from halflabel.features.onnx_features import quiet_exporter
 
 PREFIX = "open-clip:"
 _PROMPT = "a photo of a {}."
@@ -66,12 +65,9 @@ class ClipBackbone(Backbone):
 
 
 def build_clip(name: str, weights: Path | None, *, pretrained: bool, size: int | None) -> Backbone:
-    """Build `open-clip:ARCHITECTURE/TAG`, or `open-clip:hf-hub:OWNER/NAME`, on the CPU and in evaluation mode.
-
-    `weights` is a file of both towers; without it, and where not `pretrained`, the weights are random.
-    """
+    """Build `open-clip:ARCHITECTURE/TAG`, or `open-clip:hf-hub:OWNER/NAME`, on the CPU and in evaluation mode."""
     try:
-        with _quiet():
+        with quiet_exporter():
             import open_clip
     except ImportError:
         raise UserError(f"{name} needs the package open_clip", "pip install 'halflabel[clip]'") from None
@@ -80,7 +76,7 @@ def build_clip(name: str, weights: Path | None, *, pretrained: bool, size: int |
     if weights is not None and not Path(weights).is_file():
         raise UserError(f"there is no weights file {weights}", "check the path given to ‹weights›")
     try:
-        with _quiet(), fixed_seed():
+        with quiet_exporter(), fixed_seed():
             clip = open_clip.create_model(
                 architecture, source, load_weights=pretrained, force_image_size=size, pretrained_text=False
             )
@@ -138,17 +134,6 @@ def _encode(clip: Any, architecture: str, texts: Sequence[str]) -> Tensor:
     import open_clip
 
     prompts = [text if " " in text and text.endswith(".") else _PROMPT.format(text) for text in texts]
-    with _quiet():
+    with quiet_exporter():
         tokens = open_clip.get_tokenizer(architecture)(prompts)
     return torch.cat([clip.encode_text(part).float() for part in torch.split(tokens, _TEXTS)])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the package's log, which warns about weights that are random on purpose."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -40,8 +40,8 @@ class BackbonePair(nn.Module):
 class Combined(Head):
     """x = Σ_m weight_m · x_m over heads m, each on the features of the tuned backbone or of the frozen one.
 
-    The first head is the one that was tuned with the network, also where its weight is 0: training continues from it.
-    `widths` are the lengths of both features, the second 0 where no head needs the frozen backbone.
+    The first head is the one that was tuned with the network, also where its weight is 0. `widths` are the lengths of
+    both features, the second 0 where no head needs the frozen backbone.
     """
 
     weight: Tensor

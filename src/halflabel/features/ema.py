@@ -13,14 +13,8 @@ from halflabel.features.heads import Model
 class ModelEma(nn.Module):
     """average ← decay · average + (1 − decay) · weights after each step, for parameters and running statistics.
 
-    The first update copies. decay = min(`decay`, (1 + n) / (10 + n)) after n updates, so that the first steps soon
-    lose their weight.
-
-    The average is always in evaluation mode and is never trained by gradients. Training (`ema`) and methods with a
-    teacher use it.
-
-    torch.optim.swa_utils.AveragedModel is not used: it collects all tensors anew at every update, which takes ten times
-    as long, reads its step counter from the GPU, which stalls the GPU, and would average integer buffers.
+    The first update copies. decay = min(`decay`, (1 + n) / (10 + n)) after n updates. torch's AveragedModel is not
+    used: it takes ten times as long, stalls the GPU at each update, and would average integer buffers.
     """
 
     updates: Tensor

@@ -56,10 +56,9 @@ def write_features(
 ) -> tuple[int, int]:
     """Write the features of all images to part-00000.parquet, …; return the number of images and of unreadable ones.
 
-    The columns are image, features (a list of D float16, null for an unreadable image), error, and digest, that of the
-    content of the image, by which `evaluate` knows the images of a training. `config` holds the
-    options that decide the features. Each file has 8,192 images. The features are first cached in the folder, so that
-    the same call continues after an interruption.
+    The columns are image, features (a list of D float16, null for an unreadable image), error, and the digest of the
+    content of the image. `config` holds the options that decide the features. They are first cached in the folder, so
+    that the same call continues after an interruption.
     """
     view = source.views["plain"].describe()
     about: dict[str, Any] = {"config": config, "fingerprint": fingerprint(backbone), "view": view}

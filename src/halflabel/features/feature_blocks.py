@@ -85,10 +85,7 @@ def engine_device(source: Source, device: torch.device | str) -> torch.device | 
 def map_images(
     work: Callable[[Images], Any], source: Images, batch_size: int, rows: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    """Yield the numbers of the images of each block of `rows`, and work(its images), computed on Ray, in order.
-
-    The `digests` of its result, and the images that the worker could not read, `bad`, are noted in `source`.
-    """
+    """Yield the numbers of the images of each block of `rows`, and work(its images), computed on Ray, in order."""
     share = -(-len(rows) // (4 * ray_engine.workers()))
     size = max(min(share, _BLOCK) // batch_size, 1) * batch_size
     blocks = plan_of(rows, size)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,17 +53,10 @@ def cache_features(
 ) -> Features:
     """The features of every image, of its plain view and `copies` strong views, computed if they are not cached.
 
-    A cache belongs to a list of image names, and to the weights, the view and the state of the image files: with other
-    ones, a new cache is written beside it. A cache whose checksum does not match is computed again, and unreadable
-    images of a pack are tried again each time. An interrupted build is continued. If several jobs need the same cache,
-    one builds it and the others wait; on a disk without locks they compute the same values at once.
-    Each strong view of all images is a cache of its own in the folder of the plain one, so more can be added later.
-    They are an approximation: a few fixed augmentations instead of a new one each time an image is seen.
-    (1 + copies) · 2·D bytes per image for pooled features, times h·w for maps: efficientnet-lite0 at 224 px takes
-    2.5 kB and 125 kB per view. On a CPU, ONNX Runtime computes pooled features where it can, see `find_onnx_backbone`.
-    `batch_size`: by default 128 on a GPU, else 16. Messages say why a cache is computed
-    again or waited for. Several processes build it together; the first one writes, and all must see the folder.
-    With `--engine ray` the workers of the cluster compute blocks of images, and this process writes them.
+    A cache belongs to a list of image names, and to the weights, the view and the state of the image files: with
+    others, a new cache is written beside it. Unreadable images of a pack are tried again each time. Each strong view of
+    all images is a cache of its own in the folder of the plain one. Several processes build it together, or the workers
+    of Ray; the first one writes. On a CPU, ONNX Runtime computes pooled features where it can.
     """
     if copies and "strong" not in source.views:
         raise UserError("these images have no strong view to cache", "give the source a strong view, or use copies=0")
@@ -70,13 +64,6 @@ def cache_features(
     if batch_size is None:
         batch_size = 128 if torch.device(device).type == "cuda" else 16
     stores = _view_stores(backbone, source, folder, maps, copies)
-    messages: set[str] = set()
-
-    def message_once(line: str) -> None:
-        if line not in messages:
-            reporter.message(line)
-        messages.add(line)
-
     if isinstance(source, PackedImages):  # a photo that is a file of its own has another state once it is repaired
         distributed.run_on_main(lambda: _forget_repaired(stores, source))
     faults = distributed.run_on_main(lambda: [store.fault() for store in stores])
@@ -84,10 +71,8 @@ def cache_features(
     total = len(missing) * len(source)
     network: Backbone | OnnxBackbone = backbone
     if missing and not maps:
-        view, images = source.views["plain"], len(source)
-        network = (
-            find_onnx_backbone(backbone, view, folder, images=images, device=device, reporter=reporter) or backbone
-        )
+        how: Any = {"images": len(source), "device": device, "reporter": reporter}
+        network = find_onnx_backbone(backbone, source.views["plain"], folder, **how) or backbone
     for place, number in enumerate(missing):
         view_name, copy = ("strong", number - 1) if number else (_plain_view(source, maps), 0)
         extractor = FeatureExtractor(network, view_name, copy, maps, device, batch_size)
@@ -97,7 +82,7 @@ def cache_features(
             if distributed.is_main():
                 reporter.progress(before + done, total)
 
-        stores[number].build(compute, batch_size=batch_size, progress=progress, message=message_once)
+        stores[number].build(compute, batch_size=batch_size, progress=progress, message=reporter.message)
     if not all(distributed.all_gather(all(store.noted_rows == store.rows for store in stores))):
         raise UserError(
             f"not every process can read the feature cache in {folder}", "put the run into a folder all machines share"

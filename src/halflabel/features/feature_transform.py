@@ -24,14 +24,11 @@ class FeatureTransform(nn.Module):
     """Map pooled features (N, D) to centred features of mean norm 1, which one regularisation strength fits.
 
     f' = sign(f) √|f|, f'' = f' / ‖f'‖, g = (f'' − mean) / scale, where scale is the mean norm on the training features.
-    Where the backbone was pretrained with a linear classifier on the pooled features, the square roots of its class
-    probabilities, q = √softmax(V f + v), are normalised in the same way and appended with weight ½:
-    (g, ½ · (q − mean) / scale) of shape (N, D + K). They cost no pass through the backbone.
-    Features of two `blocks` are normalised block by block, each with a scale of its own; the second has the weight ½,
-    which is part of its scale, and the classifier belongs to the first.
-    With `of_backbone` False the features may be any numbers, whose size matters: f'' = f.
-
-    Memory: 4·(D + K) bytes, and 4·K·(D + 1) with a classifier.
+    The square roots of the class probabilities of the pretraining classifier, if there is one, q = √softmax(V f + v),
+    are normalised in the same way and appended with weight ½: (g, ½ · (q − mean) / scale) of shape (N, D + K). Features
+    of two `blocks` are normalised block by block; the second has the weight ½, which is part of its scale, and the
+    classifier belongs to the first. With `of_backbone` False the features may be any numbers, whose size matters: f'' =
+    f.
     """
 
     mean: Tensor
@@ -147,8 +144,7 @@ def class_probabilities(features: Tensor, classifier: Classifier) -> Tensor:
 def principal_components(features: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return nearly the leading principal directions (D, k) of centred features (N, D), and the variance along each.
 
-    k = min(size, N, D). Randomised subspace iteration from a fixed seed (Halko 2011), which is much faster than all
-    eigenvectors; exact where k = D.
+    Randomised subspace iteration from a fixed seed (Halko 2011); exact where k = min(size, N, D) is D.
     """
     images, channels = features.shape
     size = min(size, images, channels)

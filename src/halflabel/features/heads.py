@@ -89,9 +89,7 @@ def _dropout_words(dropout: nn.Dropout) -> str:
 class NormalisedLinear(Head):
     """x = W · transform(pooled features) + b + trust · names(pooled features), then mixed with similar training images.
 
-    Class names and similar images are optional. `fitting.crossfit` fits all parts: the transform on the training
-    features, W and b by a solver, trust per class and the similar images from out-of-fold scores.
-    Memory: 4·D′ bytes per class beside that of its parts.
+    Class names and similar images are optional. `fitting.crossfit` fits all parts.
     """
 
     trust: Tensor | None
@@ -140,8 +138,7 @@ class NormalisedLinear(Head):
 class NormalisedHead(Head):
     """x = head(z) + trust · names(f), then mixed with similar training images: any head on the base of a linear fit.
 
-    z are the normalised features or maps of `base`, a linear fit. The head begins at its weights where it can
-    (`load_linear`). Memory: that of the head and of the base.
+    z are the normalised features or maps of `base`. The head begins at its weights where it can (`load_linear`).
     """
 
     def __init__(self, head: Head, base: NormalisedLinear) -> None:
@@ -210,8 +207,7 @@ class Weldon(MapHead):
 
     Class maps A = 1×1 convolution of the features, after dropout of single elements. k < 1 is a share of the cells
     (rounded, at least one), k ≥ 1 a number of cells (at most all). With k⁻ = 0, x is the mean of the highest cells.
-    (B, D, h, w) -> logits (B, C), maps (B, C, h, w). Pooled features (B, D) are maps of one cell, on which the head is
-    linear. Memory: 4·(D + 1) bytes per class.
+    Pooled features (B, D) are maps of one cell, on which the head is linear.
     """
 
     def __init__(
@@ -259,7 +255,6 @@ class Ensemble(Head):
     """Heads on the same features, each with its own initial weights; x = the mean of their logits.
 
     Output.members (K, B, C) are the logits of each head, Output.maps the mean of their maps if all have maps.
-    Memory: the sum over the members.
     """
 
     def __init__(self, members: Sequence[Head]) -> None:
@@ -313,10 +308,7 @@ class Model(nn.Module):
         return features
 
     def run(self, other: Model, view: Tensor) -> Output:
-        """The output of another model, such as an average of this one, for the views of a training batch.
-
-        With several processes it has the rows of all of them, as the output of this model has.
-        """
+        """The output of another model, such as an average of this one; with several processes for the views of all."""
         output: Output = other(view)
         return output
 

@@ -1,8 +1,8 @@
 """Scores of classes from their names: a sentence encoder compares each name with the classes of ImageNet.
 
 A backbone with an ImageNet classifier then scores each class by the probabilities of the ImageNet classes that mean
-something like it, without a label (convex combination of semantic embeddings, Norouzi 2014). A backbone with a text
-tower scores it by the cosine of image and name (CLIP, Radford 2021).
+something like it (convex combination of semantic embeddings, Norouzi 2014). A backbone with a text tower scores it by
+the cosine of image and name (CLIP, Radford 2021).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class NameScores(nn.Module):
     """Map pooled features (N, D) to scores (N, C) of classes from their names.
 
     x = log(softmax(V f + v) · likeness + 1e-6), standardised per class: (x − mean) / scale. V and v are the ImageNet
-    classifier of the backbone; each row of `likeness` (C, K) sums to 1. NaN where the features are.
-    `of_text`: x = cos(V f, likeness), where V is the projection of an image tower, without v, and each row of
-    `likeness` the unit vector of a text. Memory: 4·K·(D + C + 1) bytes.
+    classifier of the backbone; each row of `likeness` (C, K) sums to 1. NaN where the features are. `of_text`: x =
+    cos(V f, likeness), where V is the projection of an image tower, without v, and each row of `likeness` the unit
+    vector of a text.
     """
 
     class_weight: Tensor
@@ -119,9 +119,8 @@ def likeness_for(
 ) -> NDArray[np.float32] | None:
     """Return how like each class is to each class of the backbone's ImageNet classifier (C, 1000), or None.
 
-    For a backbone with a text tower: the unit vectors (C, E) of the names.
-    Reports why "auto" uses no names, and what the first classes are most like. `descriptions` is a YAML file of
-    sentences per class. `folder` keeps the vectors of the texts, which take seconds.
+    For a backbone with a text tower: the unit vectors (C, E) of the names. `descriptions` is a YAML file of sentences
+    per class. `folder` keeps the vectors of the texts, which take seconds.
     """
     if use == "off":
         return None
@@ -193,8 +192,7 @@ def likeness_of_names(
     """Return how like each class is to each ImageNet class (C, 1000); rows sum to 1.
 
     softmax((s − ½ · Σ s of the other classes / C) / 0.05), s = cosine of the vectors: what all names are near to tells
-    little. On VOC 2012 this ranks photos with an mAP of 71.8, s alone with 70.4 (EfficientNet-Lite0).
-    A class with `descriptions` is compared by the mean vector of these sentences instead of its name.
+    little. A class with `descriptions` is compared by the mean vector of these sentences instead of its name.
     """
     similarity = (
         text_vectors(names, encode, descriptions or {}) @ _unit(encode_texts(imagenet_descriptions(), encode)).T
@@ -219,10 +217,7 @@ def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def leaning(likeness: ArrayLike, count: int = 3) -> list[str]:
-    """Return for each class the ImageNet classes that it is most like: "studio couch 0.41, rocking chair 0.05".
-
-    Nothing for the vectors of a text tower, which have no columns of classes.
-    """
+    """Return the ImageNet classes that each class is most like: "studio couch 0.41, rocking chair 0.05"."""
     if np.shape(likeness)[1] != len(imagenet_descriptions()):
         return [""] * len(np.asarray(likeness))
     rows, names = np.asarray(likeness), [text.split(":")[0].split(",")[0] for text in imagenet_descriptions()]
@@ -234,10 +229,7 @@ def leaning(likeness: ArrayLike, count: int = 3) -> list[str]:
 
 
 def encode_once(texts: list[str], folder: Path | None = None, backbone: Backbone | None = None) -> ArrayLike:
-    """Return the vectors (C, d) of texts; a folder keeps them for later calls.
-
-    By the text tower of a backbone, or else by the encoder of the extra `names`.
-    """
+    """Return the vectors (C, d) of texts by a backbone's text tower, or a sentence encoder; a folder keeps them."""
     encoder = _ENCODER if backbone is None else f"{backbone.name} {fingerprint(backbone)}"
     digest = hashlib.sha256("\n".join([encoder, *texts]).encode()).hexdigest()[:16]
     path = None if folder is None else folder / "names" / f"{digest}.npy"
@@ -265,10 +257,7 @@ def encode_texts(texts: Sequence[str], encode: Encoder) -> NDArray[np.float64]:
 
 
 def sentence_encoder(name: str | None = None) -> Encoder:
-    """Return a sentence-transformers model, by name or folder; without either, the one that the extra `names` installs.
-
-    A model that is given by name may be downloaded.
-    """
+    """Return a sentence-transformers model, by name or folder; without either, that of the extra `names`."""
     try:
         package: Any = import_module(_PACKAGES[0])
         place = name or str(import_module(_PACKAGES[1]).get_model_path())

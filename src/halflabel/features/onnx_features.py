@@ -1,7 +1,7 @@
 """Pooled features on a CPU by ONNX Runtime: of a frozen backbone, and of an image encoder that is given as a file.
 
-Used by the feature cache and by predictors. The runtime runs convolutions about twice as fast as torch. Both ways agree
-within `TOLERANCE`, which is checked each time a network is opened, so their features share one cache.
+The runtime runs convolutions about twice as fast as torch. Both ways agree within `TOLERANCE`, which is checked each
+time a network is opened, so their features share one cache.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Shape = tuple[int, int]  # height and width
 class OnnxBackbone(nn.Module):
     """Map images (B, 3, H, W) uint8 to pooled features (B, D) float32, on the CPU.
 
-    The network of each shape is a file of its own, which is quicker than one file for all. Those of further shapes come
-    from `folder`, or `backbone` is exported when the first such image is met; torch runs what cannot be exported.
+    Each shape has a network of its own, which is quicker than one for all: from `folder`, or `backbone` is exported
+    when the first such image is met; torch runs what cannot be exported.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ def run_session(session: Any, outputs: list[str], name: str, images: NDArray[Any
 class OnnxEncoder(Backbone):
     """The image encoder in an .onnx file, run by ONNX Runtime on the CPU: it can be neither tuned nor exported.
 
-    Its first output is vectors (B, D) or maps (B, D, h, w) of images (B, 3, H, W). They are passed as they are to a
-    uint8 input; for a float input, `preprocess` in the file's metadata states mean and std, as JSON. `digest` is part
-    of the state, so that a trained head is used with the same file only.
+    Its first output is vectors (B, D) or maps (B, D, h, w) of images (B, 3, H, W). For a float input, `preprocess` in
+    the metadata states mean and std. `digest` is part of the state, so that a trained head is used with the same file
+    only.
     """
 
     digest: Tensor
@@ -233,11 +233,9 @@ def find_onnx_backbone(
 ) -> OnnxBackbone | None:
     """The backbone for images of a plain `view`, run by ONNX Runtime; None where torch is to be used.
 
-    That is on a GPU, for fewer than FEWEST_IMAGES `images`, for images that are not RGB, and for networks that are not
-    mostly convolutions, such as ViTs, which gain nothing; and, with a message, without the packages or where the
-    exported network computes something else. The exported file is kept in `folder` under a digest of weights and
-    preprocessing, and checked when it is opened. It uses as many threads as cores are free, and no more than torch may
-    use.
+    That is on a GPU, for few `images`, for images that are not RGB, and for networks that are not mostly convolutions,
+    which gain nothing; and, with a message, without the packages or where the exported network computes something else.
+    The exported file is kept in `folder` under a digest of weights and preprocessing.
     """
     is_rgb = len(backbone.mean) == 3
     if torch.device(device).type != "cpu" or images < FEWEST_IMAGES or not is_rgb or not _is_convolutional(backbone):
@@ -290,11 +288,11 @@ def _load(backbone: Backbone, shape: Shape, folder: Path | None) -> OnnxBackbone
 
 
 def _export(backbone: Backbone, shape: Shape, *, simplified: bool) -> bytes:
-    """The network as the content of an .onnx file.
+    """The network as the content of an .onnx file, by the exporter based on TorchScript: one second instead of ten.
 
-    The exporter based on TorchScript takes one second, the one based on torch.export ten. With `simplified`, ONNX
-    Runtime simplifies the graph for one fixed shape, so that paddings computed from the image size become constants,
-    and the batch is made variable afterwards. Networks that reshape by the batch, as GroupNorm does, do not allow that.
+    With `simplified`, ONNX Runtime simplifies the graph for one fixed shape, so that paddings computed from the image
+    size become constants, and the batch is made variable afterwards. Networks that reshape by the batch do not allow
+    that.
     """
     import onnx
     import onnxruntime

@@ -42,13 +42,10 @@ def score_source(
 ) -> Sweep:
     """Logits and features of the plain view of every image, in evaluation mode; NaN if an image cannot be read.
 
-    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). `passes` is
-    the number of Monte-Carlo dropout passes of the head, seeded by `seed`. Several processes score different batches,
-    and each gets the scores of all. If the GPU runs out of memory, `batcher` makes batches smaller from then on.
-    Without `features`, the features of the result have no columns.
-
-    Memory: 4·C bytes per image for the logits, 4·D for the features, 4·C each for mean and spread of the passes; each
-    process keeps each of these tables of 256 MB or more in a scratch file.
+    With `mirror`, logits are the mean over the image and its mirror image. `passes` is the number of Monte-Carlo
+    dropout passes of the head, seeded by `seed`. Several processes score different batches, and each gets the scores of
+    all. If the GPU runs out of memory, `batcher` makes batches smaller. Without `features`, those of the result have no
+    columns. Tables of 256 MB or more are in scratch files.
     """
     distributed.initialize()
     if mirror and model.backbone is None:

@@ -20,7 +20,7 @@ class SimilarImages(nn.Module):
 
     Similarity s_j is the cosine of the keys, a_j = softmax(t · s_j), and q_j is 1 or 0 where the label of image j is
     known and its out-of-fold probability elsewhere. Keys are the leading principal components of the normalised
-    features. Memory: 2·(KEY_SIZE + C) bytes per training image.
+    features.
     """
 
     keys: Tensor
@@ -86,10 +86,7 @@ class SimilarImages(nn.Module):
 
 
 def nearest_images(keys: Tensor, fold: Tensor, references: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the cosines (N, count) of the most similar images outside the fold of each image, and which they are.
-
-    Only images in `references` (R,) are compared with. Which they are: indices into `references`. Time: N · R.
-    """
+    """Return the cosines (N, count) of the most similar images of other folds, and their numbers in `references`."""
     what = f"the similar images of {len(keys)} images take"
     values = memory.scratch_zeros((len(keys), count), what=what, device=keys.device)
     indices = memory.scratch_zeros((len(keys), count), torch.int64, what, keys.device)

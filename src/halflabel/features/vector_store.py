@@ -52,10 +52,7 @@ Reasons = dict[int, list[str]]  # number of an image that could not be read -> i
 
 
 class Block(NamedTuple):
-    """The numbers of some images, the values (B, …) of those that could be read, and why the others could not.
-
-    `digests` (B,) are those of the contents of all images of the block.
-    """
+    """The numbers of some images, the values (B, …) of the readable ones, why the others are not, and digests (B,)."""
 
     images: NDArray[np.int64]
     values: NDArray[Any] | None
@@ -65,10 +62,10 @@ class Block(NamedTuple):
 
 @dataclass
 class VectorStore:
-    """The values of N images for one key.
+    """The values of N images for one key; stores of one name and other keys stand side by side.
 
-    `fault()` is None for a complete store; else `build()` computes what is missing. Stores of one name and other keys
-    stand side by side. Several processes of a job call the methods together, and the first one writes.
+    `fault()` is None for a complete store; else `build()` computes what is missing. Several processes of a job call the
+    methods together, and the first one writes.
     """
 
     parent: Path
@@ -134,8 +131,7 @@ class VectorStore:
     ) -> None:
         """Write the blocks that `compute` yields for the images that are missing, in whole batches.
 
-        One job builds and the others wait, and then find the store complete. On a disk without locks they compute the
-        same values at once.
+        One job builds and the others wait. On a disk without locks they compute the same values at once.
         """
         with self._exclusive(progress, message):
             fault = distributed.run_on_main(self.fault)
@@ -144,8 +140,6 @@ class VectorStore:
                 return
             if fault:
                 message(f"the cached {self.title} are stale ({fault}): computing them again")
-            elif changed := distributed.run_on_main(self._difference):
-                message(f"the cached {self.title} do not fit ({changed}): computing others beside them")
             for _ in range(_PASSES):
                 missing = distributed.run_on_main(partial(self._begin, batch_size))
                 self._write(compute(missing), self.rows - len(missing), progress)
@@ -202,13 +196,6 @@ class VectorStore:
     def _fits_files(self) -> bool:
         return self.files.fits(_read_note(self.folder / _ABOUT))
 
-    def _difference(self) -> str:
-        """Return how the key differs from that of the most similar store of this name; "" if in nothing."""
-        keys = [store.key for store in stores_in(self.parent) if store.name == self.name]
-        changed = [" and the ".join(name for name in self.key if key.get(name) != self.key[name]) for key in keys]
-        nearest = min(changed, key=len, default="")
-        return f"the {nearest} changed" if nearest else ""
-
     def _blocks(self) -> list[tuple[int, int, int, Reasons]]:
         """Return first row, end, checksum and unreadable images of each block, up to the first damaged line."""
         blocks = []
@@ -233,10 +220,12 @@ class VectorStore:
     @contextmanager
     def _exclusive(self, progress: Callable[[int], None], message: Callable[[str], None]) -> Iterator[None]:
         """Wait until no other job builds the store, then lock it, where locks work."""
-        lock = JobLock(self.folder / _LOCK)
+        lock, waits = JobLock(self.folder / _LOCK), False
         try:
             while not distributed.run_on_main(lock.try_acquire):
-                message(f"another job is computing these {self.title}: waiting")
+                if not waits:
+                    message(f"another job is computing these {self.title}: waiting")
+                waits = True
                 progress(self.noted_rows)
                 time.sleep(_POLL_SECONDS)
             if lock.is_held:  # otherwise another job may be writing them

@@ -1,7 +1,4 @@
-"""Crops, RandAugment's operations and cutout, of a whole batch of images at once, on any device.
-
-The random numbers come from the caller, so an image looks the same in any batch.
-"""
+"""Crops, RandAugment's operations and cutout, of a batch of images at once, on any device, by given random numbers."""
 
 from __future__ import annotations
 
@@ -30,9 +27,7 @@ def augmented(
 ) -> Tensor:
     """Apply random operations and one grey square: uint8 (B, 3, S, S) -> the same shape.
 
-    All geometry, with the `crop` (B, 3, 3) if there is one, is one bilinear resampling, black outside; changes of
-    colour follow in the order of `RANDAUGMENT_OPS`, then the square.
-
+    All geometry, with the `crop` (B, 3, 3) if there is one, is one bilinear resampling, black outside; colours follow.
     picks: (B, K, 2) numbers in [0, 1) that choose each operation and its sign. square: side (B, 1) and centre (B, 2).
     """
     level = magnitude / _MAGNITUDES

@@ -105,12 +105,10 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int 
 
     Transparent pixels become white. 16-bit grey is divided by 257; 32-bit grey is read on the scale 0..65535, and
     floating-point grey on the first of 0..1, 0..255 and 0..65535 that contains all values, otherwise stretched from its
-    minimum to its maximum. The size is checked from the header, before any pixel is decoded. The memory layout is
-    (H, W, 3), as decoded: resizing is four times as fast on it, and views return contiguous tensors. With `min_side`, a
-    JPEG may be decoded at a half, a quarter or an eighth of its size, in a fraction of the time, as long as no side
-    falls below `min_side`. With other `channels` than 3 it is the bands of a .npy or TIFF file: see `decode_bands`.
-
-    Raises BadImage, and nothing else, for anything that is wrong with the file.
+    minimum to its maximum. The memory layout is (H, W, 3): resizing is four times as fast on it. With `min_side`, a
+    JPEG may be decoded at a half, a quarter or an eighth of its size, as long as no side falls below it. With other
+    `channels` than 3 it is the bands of a .npy or TIFF file: see `decode_bands`. Raises BadImage, and nothing else, for
+    anything that is wrong with the file.
     """
     pixels = read_pixels(path, max_pixels=max_pixels, min_side=min_side, channels=channels)
     import torch  # imported late: finding files does not need it
@@ -119,10 +117,7 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int 
 
 
 def read_with_digest(path: str | Path, *, channels: int = 3) -> tuple[torch.Tensor, int]:
-    """Decode a file as `read_image` does; also return the `content_digest` of the bytes that were read for it.
-
-    Of a file of more than 256 MB it is that of its beginning and its size.
-    """
+    """Decode a file as `read_image`; also return the `content_digest` of its bytes (of large ones, a part)."""
     with _as_bad_image(path), open_image(path) as file:
         data = file.read(_MOST_BYTES)
         is_whole = len(data) < _MOST_BYTES
@@ -295,10 +290,7 @@ def _reason(error: Exception) -> str:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield the relative paths of all files below `folder`, except hidden ones (`._cat.jpg`, `.cache/`).
-
-    Links to folders are followed; each folder is entered once, so that a link to a parent does not loop.
-    """
+    """Yield the relative paths of all files below `folder`, except hidden ones; follow links, enter each folder once."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot list {error.filename}: {error.strerror}", "make the folder readable") from error
@@ -340,10 +332,7 @@ def split_suffixes(names: Any) -> tuple[Any, NDArray[np.int64]]:
 
 
 def list_images(folder: str | Path) -> tuple[Any, list[str]]:
-    """Return the sorted relative paths of all images as one pyarrow column, so that millions take little memory.
-
-    Paths that are not UTF-8, which a column of text cannot hold, are returned as a list beside it.
-    """
+    """Return the sorted relative paths of all images as a pyarrow column, and those that are not UTF-8 as a list."""
     paths = filter(_is_image, _walk(local_folder(folder)))
     chunks: list[Any] = []
     not_utf8: list[str] = []
@@ -355,10 +344,7 @@ def list_images(folder: str | Path) -> tuple[Any, list[str]]:
 
 
 def find_images(folder: str | Path) -> list[Path]:
-    """Return all image files below `folder`, recognised by their suffix, in the order of their relative paths.
-
-    The images of a pack are returned as `PACK/name`, which `read_image` reads.
-    """
+    """Return all image files below `folder`, by relative path; of a pack as `PACK/name`, which `read_image` reads."""
     from halflabel.images.pack.read import is_pack, open_pack
 
     folder = local_folder(folder)

@@ -1,6 +1,5 @@
 """Views made on the device, a whole batch at a time, where files and worker processes would keep a GPU waiting.
 
-The images are decoded as plain views, in each epoch or once; the random numbers of other views are those of the CPU.
 All geometry of a view is one bilinear resampling of the S × S plain view, so pixels differ slightly from the CPU, which
 crops the larger original.
 """
@@ -28,9 +27,8 @@ _MEMORY_SHARE = 0.6  # of the device's free memory
 class DeviceViews:
     """Makes the views of another source on the device, from its plain views, a whole batch at a time.
 
-    The workers then only decode. With `decode`, a GPU also decodes the JPEGs of a pack, and threads only read; batches
-    that it cannot decode are decoded on the CPU. After `hold`, or with the plain views of all images as `held`
-    (N, 3, S, S), nothing is decoded again; 3·S² bytes each.
+    With `decode`, a GPU also decodes the JPEGs of a pack, where it can. After `hold`, or with the plain views of all
+    images as `held` (N, 3, S, S), nothing is decoded again.
     """
 
     def __init__(
@@ -128,11 +126,7 @@ class DeviceViews:
 
 
 def fastest_source(source: Source, device: str, progress: Callable[[int, int], None] | None = None) -> Source:
-    """Return the source of images that keeps a GPU busiest; on a CPU the given one.
-
-    The plain views of all images are kept on the GPU where they fit. Where they do not, it makes the views, and decodes
-    the JPEGs of a pack too.
-    """
+    """Return the source that keeps a GPU busiest, with all plain views on it where they fit; on a CPU the given one."""
     if device != "cuda" or not isinstance(source, Images | Arrays):
         return source
     views = DeviceViews(source, device, decode=isinstance(source, PackedImages))

@@ -29,10 +29,7 @@ def refuse_twins(names: Iterable[str], files: Sequence[object]) -> None:
 
 
 def group_copies(paths: Sequence[str]) -> NDArray[np.int64]:
-    """The group of each file (N,): files with the same bytes are in one group. Missing files are groups of their own.
-
-    Only files of the same size, and with the same bytes at both ends, are read completely.
-    """
+    """The group of each file (N,): files with the same bytes are in one; a missing file is a group of its own."""
     group = np.arange(len(paths))
     for same_size in _candidates(range(len(paths)), lambda number: os.stat(paths[number]).st_size):
         for same_ends in _candidates(same_size, lambda number: _ends_digest(paths[number])):

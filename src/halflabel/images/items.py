@@ -1,7 +1,7 @@
 """Items of several images, such as views of one product or patient: a folder of images that has one set of labels.
 
-An image id of the label file that names a folder is an item. Its features are the mean of those of its images; so items
-need a frozen backbone and a head on pooled features.
+An image id that names a folder is an item. Its features are the mean of those of its images; so items need a frozen
+backbone and a head on pooled features.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ _BRIGHTEST = 99.5  # percentile of the values of all bands that becomes 255
 def decode_bands(file: IO[bytes], path: str | Path, channels: int, *, max_pixels: int) -> NDArray[np.uint8]:
     """Decode an array (H, W, N) or (N, H, W) to (H, W, channels); with 3 channels the first three bands of more.
 
-    8-bit values are kept. Others are scaled by one factor for all bands, so that the ratio of two bands is kept: 0
-    stays, and the 99.5th percentile of the image becomes 255.
+    8-bit values are kept. Others are scaled by one factor for all bands: 0 stays, and the 99.5th percentile becomes
+    255.
     """
     mark = file.read(len(NPY_MARK))
     file.seek(0)
@@ -62,9 +62,8 @@ def _to_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
 def decode_dicom(file: IO[bytes], path: str | Path, *, max_pixels: int) -> NDArray[np.uint8]:
     """Decode the first frame of a DICOM file to (H, W, 3).
 
-    Grey values pass through the file's modality and value-of-interest transforms (rescaling, then its first window or
-    look-up table), are stretched from their minimum to their maximum, and inverted for MONOCHROME1, where small values
-    are white.
+    Grey values pass through the file's modality and value-of-interest transforms, are stretched from their minimum to
+    their maximum, and inverted for MONOCHROME1, where small values are white.
     """
     try:
         import pydicom

@@ -112,12 +112,9 @@ class Arrays:
 class Features:
     """Cached features or maps of a frozen backbone: one view per image, (N, D) or (N, D, h, w), any float type.
 
-    The views "plain" and "weak" are both the cached one: training on it sees no augmentation. `strong` holds K more
-    arrays of that shape with the features of strong views; the view "strong" is one of these K, drawn for each seed,
-    epoch and image. This is an approximation: K fixed augmentations instead of a fresh one each epoch. With an empty
-    `strong`, the features were cached from images without strong views, and "strong" is an error. With None there are
-    no images to make strong views from, and "strong" is the cached view, with a warning the first time. Images
-    numbered in `bad` have no features and are left out of their batch.
+    "plain" and "weak" are both the cached view. `strong` holds K more arrays of that shape; the view "strong" is one of
+    them, drawn for each seed, epoch and image. Where it is empty, strong views are an error; where it is None, "strong"
+    is the cached view, with a warning. Images numbered in `bad` have no features and are left out of their batch.
     """
 
     def __init__(
@@ -201,8 +198,7 @@ class Images:
     """Image files, decoded and augmented by worker processes.
 
     An unreadable file goes to `quarantine` and is left out of its batch; more than the share `max_bad` of all images
-    raise TooManyBadImages. A batch without readable files has no views. `digests` are the content digests (N,) of the
-    images that were read so far, 0 of the others.
+    raise TooManyBadImages. `digests` are the content digests (N,) of the images that were read so far, 0 of the others.
     """
 
     def __init__(
@@ -318,13 +314,10 @@ def open_images(
     bad_images: Path | None = None,
     also_in: Path | None = None,
 ) -> Images:
-    """Open the images of a label table in a folder or a pack, or their features (`halflabel.images.stored_features`).
+    """Open the images of a label table in a folder or a pack, or their features; some may be in `also_in` instead.
 
-    An image without a file counts as unreadable; those that the folder lacks may be in the folder `also_in`.
-
-    An id that names a folder is an item of several images, see `halflabel.images.items`.
-    More missing images than the share `max_bad` raise an error before any image is read; `bad_images` is then written
-    to list them.
+    An id that names a folder is an item of several images. More missing images than the share `max_bad` raise an error
+    before any image is read; `bad_images` is then written to list them.
     """
     from halflabel.images.pack.read import is_pack, open_pack
     from halflabel.images.pack.source import open_packed_images
@@ -415,9 +408,8 @@ def _read_file(paths: Sequence[str], number: int, views: list[View]) -> tuple[Te
 def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Any], list[tuple[int, BadImage]]]:
     """Return the numbers, digests and views of the readable images, and the others.
 
-    Where shared memory is small, views are arrays of NumPy, which go through a pipe.
-
-    A worker that cannot allocate shared memory would print a traceback, and the other processes wait for ever.
+    Where shared memory is small, views are arrays of NumPy, which go through a pipe: a worker that cannot allocate
+    shared memory would print a traceback, and the other processes wait for ever.
     """
     good = [item for item in items if item[1]]
     stacked: list[Any] = [stack_images(same) for same in zip(*(views for _, _, views in good), strict=True)]
@@ -437,10 +429,9 @@ def _from_pipe(view: Any) -> Any:
 def group_images(
     stated: str | None, names: Names, source: Images | Arrays, reporter: Reporter = SILENT, *, required: bool = True
 ) -> NDArray[np.int64] | None:
-    """Return the number of the group of each image (N,), None if each is alone.
+    """Return the number of the group of each image (N,), None if each is alone; copies of one file belong together.
 
-    Images of a group that the option `stated` names belong together, and so do copies of one file. The option must
-    find groups if they are `required`.
+    The option `stated` must find groups if they are `required`.
     """
     by_option = image_groups(stated, names, required=required)
     groups = group_numbers(by_option, len(names))

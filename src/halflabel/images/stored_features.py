@@ -2,7 +2,7 @@
 
 A file has a column of image names (`image`, or else the first column of texts) and a column of vectors (`features`, or
 else the first column of lists of floats); null vectors are images that could not be read. Files of `embed` say in their
-metadata which backbone made them, so that a head that is fitted on them can also be used on images.
+metadata which backbone made them.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ from halflabel.labels.table import Table
 class LabelledImages(Dataset[Any]):
     """The images of a label table, in its order, as (image, labels), or (image, labels, index) with `with_index`.
 
-    The image is uint8 (3, H, W), or what `transform` makes of it; batches need a transform that makes the sizes equal.
-    The labels are int8 (C,) in {−1, 0 unknown, +1}. `folder` is an image folder or a pack; an image that is not there
-    raises a UserError at once, an image that cannot be decoded when it is read.
+    The image is uint8 (3, H, W), or what `transform` makes of it; labels are int8 (C,) in {−1, 0 unknown, +1}. `folder`
+    is an image folder or a pack. A missing image is a UserError at once, a damaged one when it is read.
 
     >>> table = Table.from_dense([[1, 0]], images=["a.jpg"])
     >>> LabelledImages(table, "no-such-folder")

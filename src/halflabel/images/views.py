@@ -1,9 +1,7 @@
 """Views of an image: decoded uint8 (3, H, W) in, uint8 (3, S, S) out; the model normalises them.
 
+All randomness of a view is a function of its integer key: the same key gives the same bytes in any worker or thread.
 With `keep`, the plain view is not a square: it has about the aspect ratio of the image and about S² pixels.
-
-All randomness of a view is a function of its integer key: the same key gives the same bytes in any worker or thread,
-before and after a restart. No random generator is used.
 """
 
 from __future__ import annotations
@@ -146,9 +144,8 @@ class Varied(Weak):
 class Strong(Weak):
     """The weak view, then RandAugment (`num_ops` operations at a magnitude of 0..30), then one grey square (cutout).
 
-    Operations, magnitudes and signs are those of torchvision's v2.RandAugment; random numbers come from the key, and
-    the order is fixed: see `augmentation.augmented`. The side of the square is uniform in [0, cutout · S]; its centre
-    may be anywhere, so that part of it may lie outside.
+    Operations, magnitudes and signs are those of torchvision's v2.RandAugment, in a fixed order: see
+    `augmentation.augmented`. The side of the square is uniform in [0, cutout · S]; its centre may be anywhere.
     RandAugment: Cubuk et al., 2020. Cutout: DeVries and Taylor, 2017.
     """
 
@@ -187,9 +184,8 @@ def make_views(
 ) -> dict[str, View]:
     """Return the views "plain", "weak" and "strong" of size × size pixels; "strong" only of RGB images.
 
-    With `keep` there is "square" too, the squashed plain view; "weak" and "strong" are squashed then.
-
-    crop: the smallest share of the image that a random crop covers. strong: further fields of `Strong`.
+    With `keep` there is "square" too, the squashed plain view; "weak" and "strong" are squashed then. crop: the
+    smallest share of the image that a random crop covers. strong: further fields of `Strong`.
     """
     augmented: Resize = "squash" if resize == "keep" else resize
     views: dict[str, View] = {

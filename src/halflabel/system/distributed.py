@@ -152,8 +152,7 @@ def check_on_all(check: Callable[[], None]) -> None:
 def merge_rows(tables: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> dict[str, Tensor]:
     """Give every process all rows of tables (N, width) on the CPU; each computed its batches `plan[rank::world_size]`.
 
-    No row is sent twice. A process without a table of some name gets the whole of it. Rows are received in place, in
-    memory or in a scratch file, through a buffer of 64 MB.
+    A process without a table of some name gets the whole of it. Rows are received in place, through a buffer of 64 MB.
     """
     if not is_distributed():
         return tables
@@ -183,10 +182,9 @@ def merge_rows(tables: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> 
 
 
 def synchronize(tensors: Iterable[Tensor]) -> int:
-    """Copy the main process's tensors to all processes; return how many differed.
+    """Copy the main process's tensors to all processes, where their checksums differ; return how many differed.
 
-    They are equal by construction, except for sums that a GPU takes in any order. Only tensors whose checksums differ
-    are sent.
+    They are equal by construction, except for sums that a GPU takes in any order.
     """
     if not is_distributed():
         return 0

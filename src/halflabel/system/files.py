@@ -146,10 +146,7 @@ class DuplicateKey(ValueError):
 
 
 def parse_json(text: str, without: Collection[str] = (), **options: Any) -> Any:
-    """Parse JSON as `json.loads` does, but raise DuplicateKey where Python would keep the last value only.
-
-    The keys `without` are dropped while parsing.
-    """
+    """Parse JSON, without the keys `without`; raise DuplicateKey where Python would keep the last value only."""
 
     def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
@@ -208,10 +205,7 @@ def disk_full_error(path: str | Path, error: OSError) -> UserError:
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; it becomes `path` if the block succeeds, and is removed if it fails.
-
-    A crash at any moment leaves either the old file or the new one, never a part of one.
-    """
+    """Yield a temporary path, which becomes `path` if the block succeeds; a crash never leaves a part of a file."""
     refuse_remote(path)
     path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)  # a link stays a link
     try:
@@ -256,8 +250,8 @@ def _umask() -> int:
 def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; all of its files come into `path` if the block succeeds.
 
-    A new folder is renamed as a whole. Into a folder that exists the finished files are moved one by one; a crash in
-    this moment leaves the file WRITING_MARK, by which readers know that the folder is a mixture.
+    A new folder is renamed as a whole. Into an existing one files are moved one by one; a crash in this moment leaves
+    the file WRITING_MARK, by which readers know that the folder is a mixture.
     """
     refuse_remote(path)
     path = Path(path)
@@ -287,8 +281,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 class JobLock:
     """A lock between processes on a file, released by the system if its process dies.
 
-    Where the folder cannot be written or its disk has no locks, `try_acquire` succeeds without a lock; `is_held` is
-    then False.
+    Where there are no locks, `try_acquire` succeeds, and `is_held` is then False.
     """
 
     def __init__(self, path: Path) -> None:

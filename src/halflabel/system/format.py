@@ -10,9 +10,6 @@ import re
 def points(value: float, digits: int = 1, *, signed: bool = False) -> str:
     """Format a metric of 0 … 1 in points of 100, as papers write it; a dash for NaN (never 0).
 
-    Files and the Python API hold metrics as shares of 1, except for `reproduce`, whose measures are the papers'.
-    Differences are shown with two digits and a sign.
-
     >>> points(0.8294), points(math.nan), points(-0.00318, 2, signed=True), points(-0.00001, 2, signed=True)
     ('82.9', '—', '−0.32', '0.00')
     """

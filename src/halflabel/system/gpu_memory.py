@@ -86,8 +86,7 @@ def in_chunks(
 ) -> Tensor:
     """Return function(*whole, *split), computed in chunks of `size` rows of `split` that are joined along `dim`.
 
-    The backward pass recomputes the intermediate tensors of chunks instead of storing them. A model that is exported
-    is not split.
+    The backward pass recomputes chunks instead of storing them. A model that is exported is not split.
     """
     if torch.compiler.is_exporting() or len(split[0]) <= size:
         return function(*whole, *split)

@@ -53,7 +53,7 @@ def document(title: str, body: Sequence[Html], *, scripts: Sequence[str] = SCRIP
 
 
 def el(name: str, /, *children: object, **attributes: object) -> Html:
-    """Return an element. Children and attributes are escaped unless they are Html; None and False are left out.
+    """Return an element; children and attributes are escaped unless they are Html; None and False are left out.
 
     Attribute names: `class_` means class, `data_v` means data-v; names with capitals, such as viewBox, stay unchanged.
 

@@ -1,6 +1,6 @@
 """Main memory: how much there is, how the C library returns it, and scratch files for tables that do not fit.
 
-It imports torch and NumPy only when a table is made, so that the command line starts quickly.
+torch and NumPy are imported only when a table is made, so that the command line starts quickly.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ PART = 8192  # images of a file, a multiple of every batch size
 class PartFiles:
     """The files of one result. Each is complete or not there, and its checksum is in a note in the folder.
 
-    `made_of` decides the result: files that were made of something else are only replaced with `force`. The name of the
-    note begins with _, so that readers of Parquet skip it.
+    Files that were not `made_of` the same are only replaced with `force`. Readers of Parquet skip the note, as it
+    begins with _.
     """
 
     def __init__(self, folder: Path, kind: str, made_of: dict[str, Any], *, force: bool = False) -> None:

@@ -25,7 +25,7 @@ _is_active = False
 
 @contextmanager
 def use_engine(name: str) -> Iterator[None]:
-    """Compute features and scores with the engine `name`: "local" is this process, "ray" a Ray cluster.
+    """Compute features and scores with the engine "local", this process, or "ray".
 
     The cluster is the one that RAY_ADDRESS names; without it, Ray is started on this machine and ended afterwards.
     """
@@ -117,8 +117,7 @@ def _load(shared: list[Any]) -> Callable[[Any], Any]:
 def map_blocks(work: Callable[[Any], Any], make_block: Callable[[int], Any], count: int) -> Iterator[Any]:
     """Yield work(make_block(number)) for each number below `count`, in order, computed by the workers of the cluster.
 
-    `work` is sent to each worker once. Ray starts a worker that died again, and gives it its blocks again. A UserError
-    of the work is raised here.
+    Ray starts a worker that died again, and gives it its blocks again. A UserError of the work is raised here.
     """
     ray, actor_pool = import_module("ray"), import_module("ray.util").ActorPool
     data = io.BytesIO()

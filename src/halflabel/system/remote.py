@@ -1,8 +1,7 @@
 """Label files, image folders and packs in object stores and on the web: s3://, gs://, hf://, https://, through fsspec.
 
-A file or a folder of images is copied to a local cache once; each command compares sizes and ETags with the store and
-fetches only what changed. A pack is not copied: its tars are read in blocks, which stay in the cache. With
-HALFLABEL_CACHE_GB, copies and blocks that were used longest ago are removed.
+A file or a folder of images is copied to a local cache; each command fetches only what changed, by sizes and ETags. The
+tars of a pack are read in blocks, which stay in the cache. HALFLABEL_CACHE_GB limits it.
 """
 
 from __future__ import annotations
@@ -71,10 +70,7 @@ _last_message = -math.inf  # when a repeated request was reported
 def show_progress(
     bar: Callable[[str], AbstractContextManager[Callable[[int, int], None]]], message: Callable[[str], None]
 ) -> None:
-    """Set the progress bar for copying, a context `bar(title)` that is called with (done, total), and where to report.
-
-    `message` is called with a line when a request has failed and is repeated.
-    """
+    """Set the progress bar for copying, a context `bar(title)`, and what reports that a request is repeated."""
     global _progress, _message
     _progress, _message = bar, message
 
@@ -320,8 +316,8 @@ def _keep(place: Path) -> None:
 def _make_room(written: float) -> None:
     """Remove blocks and copies that were used longest ago, if the cache is larger than HALFLABEL_CACHE_GB.
 
-    Copies that a running process uses stay. The size is looked at after each 64th part of the limit that is `written`,
-    and then brought to 7/8 of the limit, so that several processes together stay below it.
+    The size is looked at after each 64th part of the limit that is `written`, and then brought to 7/8 of the limit, so
+    that several processes together stay below it.
     """
     global _unchecked
     limit = 1e9 * _number_from("HALFLABEL_CACHE_GB", math.inf)

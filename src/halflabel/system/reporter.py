@@ -1,7 +1,4 @@
-"""Progress, messages and the deadline of long-running functions.
-
-One `Reporter` is passed down instead of a progress function, a message function, a callback and a deadline.
-"""
+"""Progress, messages and the deadline of long-running functions: one `Reporter` is passed down."""
 
 from __future__ import annotations
 
@@ -16,13 +13,7 @@ def _ignore(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Reporter:
-    """Functions that a long-running function calls to report, and its deadline; by default nothing is reported.
-
-    >>> lines = []
-    >>> Reporter(message=lines.append).message("the cache is stale")
-    >>> lines
-    ['the cache is stale']
-    """
+    """Functions that a long-running function calls to report, and its deadline; by default nothing is reported."""
 
     progress: Callable[[int, int], None] = _ignore  # (images done, images in all)
     message: Callable[[str], None] = _ignore  # one line for the user

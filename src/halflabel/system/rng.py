@@ -1,7 +1,7 @@
-"""Random numbers as a function of (seed, purpose, …), without a generator state.
+"""Random numbers as a function of (seed, purpose, …), without a generator state: 64-bit integer arithmetic.
 
 A number drawn for an image depends only on the seed and the image's name: not on its position in the file, the number
-of workers, or a restart. It is 64-bit integer arithmetic, so that results never change with NumPy's generators.
+of workers, or a restart.
 """
 
 from __future__ import annotations
@@ -54,14 +54,7 @@ def uniform(seed: int | NDArray[Any], *parts: int | NDArray[Any]) -> NDArray[np.
 
 
 def hash_names(names: Sequence[str] | Any) -> U64:
-    """Return a 64-bit hash (FNV-1a, then mixed) of the UTF-8 bytes of each string in a list or pyarrow array.
-
-    Vectorised over the names, one pass per byte position; about 24 bytes of working memory per name.
-
-    >>> cat, dog, again = hash_names(["cat", "dog", "cat"])
-    >>> bool(cat == again), bool(cat == dog)
-    (True, False)
-    """
+    """Return a 64-bit hash (FNV-1a, then mixed) of the UTF-8 bytes of each string in a list or pyarrow array."""
     array = names if isinstance(names, pa.Array) else pa.array(list(names), pa.large_string())
     array = array.cast(pa.large_string())
     offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)

@@ -1,7 +1,4 @@
-"""Listening sockets of the servers, their names, and limits on connections.
-
-Imports no torch, so that a port in use is reported at once.
-"""
+"""Listening sockets of the servers, their names, and limits on connections; without torch."""
 
 from __future__ import annotations
 
@@ -69,9 +66,8 @@ def is_own_host(header: str, host: str, port: int, scheme: str = "http") -> bool
 def limited_protocol(*, header_seconds: float = 10.0, per_client: int = 128) -> type[asyncio.Protocol]:
     """Return uvicorn's HTTP protocol with limits.
 
-    A connection whose request has not begun within `header_seconds`, headers included, is closed; uvicorn itself waits
-    forever. A client that opens more than `per_client` connections loses the oldest that waits for a request, or the
-    new one if all are being answered.
+    A connection whose request has not begun within `header_seconds` is closed; uvicorn itself waits forever. A client
+    with more than `per_client` connections loses the oldest that waits for a request, or else the new one.
     """
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 

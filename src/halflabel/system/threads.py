@@ -10,10 +10,7 @@ import torch
 
 
 def free_cores() -> int:
-    """Return how many cores of this process other processes leave free, by the load of the last minute; at least 1.
-
-    The load is that of the whole machine: a process that may use 2 of 16 cores has both while 14 others are busy.
-    """
+    """Return how many cores of this process other processes leave free, by the load of the last minute; at least 1."""
     machine = os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -22,11 +19,7 @@ def free_cores() -> int:
 
 @contextmanager
 def use_free_cores() -> Iterator[None]:
-    """Let torch use as many threads as there are free cores, and no more than before.
-
-    The threads of one small matrix product wait for the slowest: on a busy machine two of them can be 40 times slower
-    than one.
-    """
+    """Let torch use as many threads as there are free cores: on a busy machine two can be 40 times slower than one."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(before, free_cores()))
     try:

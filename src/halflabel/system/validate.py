@@ -63,10 +63,9 @@ class FieldError(UserError, TypeError):
 
 
 def check_fields(kind: type, values: Mapping[str, Any], *, as_texts: bool = False) -> dict[str, Any]:
-    """The values, if each fits the declared type and bounds of a dataclass's or named tuple's field.
+    """The values, if each fits the declared type and bounds of a class's field, and an int becomes a float.
 
-    Types are strict: the text "1" is not a number, and NaN is none. An int is accepted as a float, and becomes one.
-    Fields may be missing. `as_texts`: the values are written as texts, such as "1" for a number.
+    Types are strict: the text "1" is not a number, and NaN is none. `as_texts`: all values are texts, such as "1".
 
     >>> from typing import NamedTuple
     >>> class Line(NamedTuple):

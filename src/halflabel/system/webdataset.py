@@ -1,7 +1,6 @@
 """WebDataset folders: tar files in which KEY.jpg, KEY.json, … are the parts of one sample.
 
 Only headers of tars are read here; `images/pack` reads the images and `labels/formats/webdataset.py` the labels.
-A tar that is written with the same content has the same bytes, whenever that is.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def list_members(tars: list[Path]) -> Members:
     """List the files in tars, from their headers alone; cached until a tar changes.
 
     If two tars hold a file of the same name, the name of each file begins with that of its tar: `00003/12.jpg`. Hidden
-    files and names that lead outside their folder are left out.
+    files are left out.
     """
     return _list_members(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in tars))
 

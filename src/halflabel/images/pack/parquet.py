@@ -1,8 +1,7 @@
 """Parquet files with an image column: unpacked to WebDataset tars, which `pack` reads.
 
-The image column holds bytes or, as in Hugging Face datasets, structs of bytes and path. Labels are in a column called
-labels, tags, … or label: names, lists of names, or numbers whose names are in the file's Hugging Face metadata. The
-package `datasets` is not needed.
+The image column holds bytes or, as in Hugging Face datasets, structs of bytes and path; labels are names, lists of
+names, or numbers whose names are in the file's Hugging Face metadata.
 """
 
 from __future__ import annotations
@@ -42,9 +41,7 @@ _ROWS = 256  # read at a time
 
 @contextmanager
 def unpacked_parquet(folder: Path, out: Path) -> Iterator[tuple[Path, Labels | None]]:
-    """Yield a folder of tars with the images of Parquet files, and their labels.
-
-    Another folder stays as it is.
+    """Yield a folder of tars with the images of Parquet files, and their labels; for any other folder itself.
 
     The tars are beside `out`; they are removed if the block succeeds, and kept for the next attempt if it fails.
     """

@@ -7,9 +7,8 @@ A pack is a folder:
     pack.json                 version, settings, checksum of the index
     bad_images.csv            image, path, reason of the images that could not be read
 
-The index is memory-mapped: 28 bytes and the name per image, shared by all processes. Names are the paths of the
-images relative to the folder that was packed. A folder of WebDataset tars that others wrote is a pack too: its index is
-made from the headers of the tars, without sizes and checksums, and the names are those of the files in the tars.
+The index is memory-mapped. Names are the paths of the images relative to the folder that was packed. A folder of tars
+that others wrote is a pack too: its index is made from the headers, without sizes and checksums.
 """
 
 from __future__ import annotations
@@ -216,11 +215,7 @@ class Pack:
         return "crc32" not in self.index or zlib.crc32(data) == int(self.index["crc32"][number])
 
     def image(self, number: int, *, min_side: int = 0) -> torch.Tensor:
-        """Read and decode one image: uint8 (3, H, W).
-
-        With `min_side`, a JPEG may be decoded at a half, a quarter or an eighth of its size, in a fraction of the time,
-        as long as no side falls below `min_side`.
-        """
+        """Read and decode one image: uint8 (3, H, W); with `min_side` as in `read_image`."""
         return self.decode(number, self.read(number), min_side=min_side)
 
     def decode(self, number: int, data: bytes, *, min_side: int = 0) -> torch.Tensor:
@@ -240,10 +235,7 @@ class Pack:
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def find(self, names: Any) -> NDArray[np.int64]:
-        """Return the number of each image id, −1 if there is none, by the rules of `decode.locate_images`.
-
-        Ids that are names, with or without their ending, are matched as whole columns, without a Python object each.
-        """
+        """Return the number of each image id, −1 if there is none, by the rules of `decode.locate_images`."""
         wanted = names if isinstance(names, pa.Array) else pa.array(list(names), pa.string())
         wanted = wanted.cast(self.names.type)
 

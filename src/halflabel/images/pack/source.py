@@ -35,8 +35,7 @@ _AHEAD = 2048  # images that the system reads ahead
 class PackedImages(Images):
     """The images of a pack, decoded and augmented by worker processes like `Images`.
 
-    A JPEG that is stored larger than all views need is decoded at a half, a quarter or an eighth of its size. An image
-    whose bytes do not match their checksum is unreadable. Memory: 8 bytes per image besides its name and its hash.
+    A JPEG that is stored larger than all views need is decoded at a half, a quarter or an eighth of its size.
     """
 
     def __init__(
@@ -58,8 +57,8 @@ class PackedImages(Images):
     def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
         """Return all images in a random order of blocks, with the images of several blocks shuffled together.
 
-        A disk reads a block at once; a full shuffle would make it seek for each image. The order depends on seed, epoch
-        and pack only. None if any order will do: the images are one window, or in tars of others, perhaps sorted.
+        A disk reads a block at once; a full shuffle would make it seek for each image. None if any order will do: few
+        images, or tars of others, which are perhaps sorted.
         """
         if self.pack.files is not None or len(self) <= _BLOCK * _WINDOW:
             return None

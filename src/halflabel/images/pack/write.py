@@ -69,8 +69,7 @@ def pack_images(
     """Write the images of a folder into a pack and return the content of pack.json.
 
     With `labels`, only their images, each with its labels in KEY.json. An interrupted pack is continued after its last
-    complete data file; the bytes are the same as without the interruption, for any number of workers. Unreadable images
-    are listed in bad_images.csv; more than the share `max_bad` of all images is an error.
+    complete data file, with the same bytes. More unreadable images than the share `max_bad` are an error.
     """
     refuse_remote(out)
     folder = local_folder(folder)
@@ -321,8 +320,8 @@ class _Originals(Dataset[_Encoded]):
 def encode_image(path: Path, settings: PackSettings) -> tuple[bytes, int, int]:
     """Return the bytes to store for one image file, and its width and height.
 
-    Images are never enlarged, except by squashing. A JPEG that is small enough, upright and not progressive is stored
-    unchanged, without loss.
+    Images are never enlarged, except by squashing. A JPEG that is small enough, upright and not progressive stays as it
+    is.
     """
     squash = settings.resize == "squash"
     # JPEG's fast reduction stops at twice the size, which leaves the last step to a proper filter.

@@ -1,9 +1,8 @@
 """Files of the user, and of installed packages, with methods, metrics, optimizers, schedules and label formats.
 
 Such code registers itself when it is imported. Packages offer it by an entry point of the group `halflabel.plugins`;
-the environment variable HALFLABEL_PLUGINS lists single files. A file such as ~/research/mine.py becomes the module
-`halflabel.system.plugins.mine_<hash of its path>`. Importing this package imports all listed files, so a process that
-unpickles a class of such a file finds its module. Registries therefore import this package only inside functions.
+HALFLABEL_PLUGINS lists single files, which become modules of this package. Importing this package imports them, so that
+a process can unpickle their classes. Registries therefore import it only inside functions.
 """
 
 from __future__ import annotations
