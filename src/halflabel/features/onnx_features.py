@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,36 +49,33 @@ class OnnxBackbone(nn.Module):
     when the first such image is met; torch runs what cannot be exported.
     """
 
-    def __init__(
-        self, name: str, contents: dict[Shape, bytes], backbone: Backbone | None = None, folder: Path | None = None
-    ) -> None:
+    def __init__(self, backbone: Backbone, folder: Path | None = None, contents: Mapping[Shape, bytes] = {}) -> None:
         super().__init__()
-        self.name, self.contents, self.backbone, self.folder = name, contents, backbone, folder
-        self.sessions = {shape: _start_session(content) for shape, content in contents.items()}
+        self.backbone, self.folder, self.contents = backbone, folder, dict(contents)
+        self.sessions: dict[Shape, Any] = {shape: _start_session(content) for shape, content in contents.items()}
 
     def __reduce__(self) -> Any:
-        return OnnxBackbone, (self.name, self.contents, self.backbone, self.folder)
+        return OnnxBackbone, (self.backbone, self.folder, self.contents)
+
+    def add_shape(self, shape: Shape) -> None:
+        self.contents[shape] = _load(self.backbone, shape, self.folder)
+        self.sessions[shape] = _start_session(self.contents[shape])
 
     def pooled(self, images: Tensor) -> Tensor:
         """Return the pooled vectors of images."""
         height, width = images.shape[-2:]
-        if (height, width) not in self.sessions and self.backbone is not None:
-            self._add_shape((height, width), self.backbone)
+        if (height, width) not in self.sessions:
+            try:
+                self.add_shape((height, width))
+            except Exception:  # as in `find_onnx_backbone`
+                self.sessions[height, width] = None
         session = self.sessions[height, width]
-        if session is None:
-            assert self.backbone is not None
-            return self.backbone.pooled(images)
-        (features,) = session.run(None, {"images": images.contiguous().numpy()})
-        return torch.from_numpy(features)
+        return self.backbone.pooled(images) if session is None else _run(session, images)
 
-    def _add_shape(self, shape: Shape, backbone: Backbone) -> None:
-        try:
-            network = _load(backbone, shape, self.folder)
-        except Exception:  # as in `find_onnx_backbone`
-            self.sessions[shape] = None
-        else:
-            self.contents |= network.contents
-            self.sessions |= network.sessions
+
+def _run(session: Any, images: Tensor) -> Tensor:
+    (features,) = session.run(None, {"images": images.contiguous().numpy()})
+    return torch.from_numpy(features)
 
 
 def _start_session(content: bytes) -> Any:
@@ -241,10 +238,8 @@ def find_onnx_backbone(
     if torch.device(device).type != "cpu" or images < FEWEST_IMAGES or not is_rgb or not _is_convolutional(backbone):
         return None
     try:
-        network = _load(backbone, (view.size, view.size), folder)
-        if view.resize == "keep":
-            network.backbone = copy.deepcopy(backbone).to(memory_format=torch.contiguous_format)
-            network.folder = folder
+        network = OnnxBackbone(copy.deepcopy(backbone).to(memory_format=torch.contiguous_format), folder)
+        network.add_shape((view.size, view.size))
         return network
     except ImportError as error:
         reason = f"the package {error.name} is not installed"
@@ -269,22 +264,20 @@ def network_file(backbone: Backbone, weights: str, shape: Shape) -> str:
     return f"{backbone.name.replace('/', '_')}-{pixels}-{weights}.onnx"
 
 
-def _load(backbone: Backbone, shape: Shape, folder: Path | None) -> OnnxBackbone:
-    """Open the network in `folder`; it is exported if the file is missing, damaged or of another network."""
+def _load(backbone: Backbone, shape: Shape, folder: Path | None) -> bytes:
+    """Read the network in `folder`; it is exported if the file is missing, damaged or of another network."""
     name = network_file(backbone, fingerprint(backbone), shape)
     if folder is not None:
         with contextlib.suppress(Exception):  # the runtime has one exception type per fault
-            return _open((folder / name).read_bytes(), backbone, shape)
-    content = _export(backbone, shape, simplified=True)
+            return _checked((folder / name).read_bytes(), backbone, shape)
     try:
-        network = _open(content, backbone, shape)
+        content = _checked(_export(backbone, shape, simplified=True), backbone, shape)
     except Exception:  # its simplified graph works for one batch size only
-        content = _export(backbone, shape, simplified=False)
-        network = _open(content, backbone, shape)
+        content = _checked(_export(backbone, shape, simplified=False), backbone, shape)
     if folder is not None:
         with contextlib.suppress(UserError), atomic_write(folder / name) as temporary:  # a read-only or full disk
             temporary.write_bytes(content)
-    return network
+    return content
 
 
 def _export(backbone: Backbone, shape: Shape, *, simplified: bool) -> bytes:
@@ -326,17 +319,16 @@ def _export(backbone: Backbone, shape: Shape, *, simplified: bool) -> bytes:
     return content
 
 
-def _open(content: bytes, backbone: Backbone, shape: Shape) -> OnnxBackbone:
-    """Open an exported network; a ValueError if its features differ from torch's."""
-    network = OnnxBackbone(backbone.name, {shape: content})
-    noise, scene = parity_images(shape, 1)["noise"], parity_images(shape, 3)["scene"]
-    for images in (noise, scene):
+def _checked(content: bytes, backbone: Backbone, shape: Shape) -> bytes:
+    """Return the content of an exported network; a ValueError if its features differ from torch's."""
+    session = _start_session(content)
+    for images in (parity_images(shape, 1)["noise"], parity_images(shape, 3)["scene"]):
         with torch.inference_mode():
             expected = backbone.pooled(images)
-            difference = float((network.pooled(images) - expected).abs().max() / expected.abs().max())
+            difference = float((_run(session, images) - expected).abs().max() / expected.abs().max())
         if not difference <= TOLERANCE:  # also refuses NaN
             raise ValueError(f"its features differ by {difference:.2g} of their largest value")
-    return network
+    return content
 
 
 def parity_images(shape: Shape, batch: int) -> dict[str, Tensor]:

@@ -290,7 +290,7 @@ def _reason(error: Exception) -> str:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield the relative paths of all files below `folder`, except hidden ones; follow links, enter each folder once."""
+    """Yield the relative paths of all files below `folder`, except hidden ones; each linked folder is entered once."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot list {error.filename}: {error.strerror}", "make the folder readable") from error

@@ -250,14 +250,18 @@ class Images:
             keys = view_keys(seed, epoch, hashes[index], len(names)).tolist()
             return [(number, names, image_keys) for number, image_keys in zip(index.tolist(), keys, strict=True)]
 
-        self._plan.plan, self._plan.items = plan, items
-        for batch in self._loader:
-            numbers, digests, stacked, bad = batch
+        self._plan.items = map(items, self._paced(plan))
+        for numbers, digests, stacked, bad in self._loader:
             for number, error in bad:
                 self.mark_bad(number, error)
             images = np.asarray(numbers, dtype=np.int64)
             self.digests[images] = np.asarray(digests, dtype=np.uint64)
-            yield FetchedBatch(images, tuple(map(_from_pipe, stacked)))
+            through_pipe = [stack_images([*map(torch.from_numpy, view)]) for view in stacked if isinstance(view, list)]
+            yield FetchedBatch(images, tuple(through_pipe or stacked))
+
+    def _paced(self, plan: Plan) -> Iterable[NDArray[np.int64]]:
+        """Return the batches of a plan, as they are to be sent to the workers."""
+        return plan
 
     def part(self, index: NDArray[np.int64]) -> Images:
         """Return a source of some images, renumbered from 0, that can be sent to another process and decodes there."""
@@ -375,14 +379,10 @@ class _PlanSampler(Sampler[list[_Item]]):
     """The batches of a plan, replaced for each pass while the workers stay alive."""
 
     def __init__(self) -> None:
-        self.plan: Plan = ()
-        self.items: Callable[[NDArray[np.int64]], list[_Item]] = list
+        self.items: Iterable[list[_Item]] = ()
 
     def __iter__(self) -> Iterator[list[_Item]]:
-        return map(self.items, self.plan)
-
-    def __len__(self) -> int:
-        return len(self.plan)
+        return iter(self.items)
 
 
 class _Decoder(Dataset[Any]):
@@ -420,10 +420,6 @@ def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Any], list[tu
         if shutil.disk_usage(_SHARED_MEMORY).free < _SPARE * worker.num_workers * size:
             stacked = [[each.numpy() for each in view] for view in stacked]
     return [number for number, _, _ in good], [digest for _, digest, _ in good], stacked, bad
-
-
-def _from_pipe(view: Any) -> Any:
-    return stack_images([torch.from_numpy(each) for each in view]) if isinstance(view, list) else view
 
 
 def group_images(

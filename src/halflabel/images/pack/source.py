@@ -21,7 +21,7 @@ from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, none_found_error
 from halflabel.images.file_identity import content_digest
 from halflabel.images.pack.read import Pack, open_pack
-from halflabel.images.sources import FetchedBatch, Images, Plan
+from halflabel.images.sources import Images, Plan
 from halflabel.images.views import Plain, Varied, View, Weak
 from halflabel.labels.names import Names
 from halflabel.system.rng import bits
@@ -68,8 +68,8 @@ class PackedImages(Images):
         block_rank[np.argsort(bits(seed, _ORDER, epoch, np.arange(blocks)), kind="stable")] = np.arange(blocks)
         return np.lexsort((bits(seed, _ORDER, epoch, self.hashes), block_rank[block] // _WINDOW))
 
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        return super().fetch(_ReadAheadPlan(plan, self.pack, self.positions), views, seed=seed, epoch=epoch)
+    def _paced(self, plan: Plan) -> Iterator[NDArray[np.int64]]:
+        return _reading_ahead(plan, self.pack, self.positions)
 
     def read(self, plan: Plan) -> Iterator[tuple[NDArray[np.int64], list[bytes | BadImage]]]:
         """Yield the stored bytes of the images of a plan, batch by batch, read by threads a few batches ahead."""
@@ -90,7 +90,7 @@ class PackedImages(Images):
         with ThreadPoolExecutor(threads) as pool:
             waiting: deque[tuple[NDArray[np.int64], Future[list[bytes | BadImage]]]] = deque()
             try:
-                for index in _ReadAheadPlan(plan, self.pack, self.positions):
+                for index in self._paced(plan):
                     waiting.append((index, pool.submit(read_batch, index)))
                     if len(waiting) > 2 * threads:
                         first, ready = waiting.popleft()
@@ -169,30 +169,14 @@ class ImagePaths(Sequence[str]):
         return str(self.folder / self.names[number])
 
 
-class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
-    """A plan that makes the system read ahead the next batches while it is iterated over."""
-
-    def __init__(self, plan: Plan, pack: Pack, positions: NDArray[np.int64]) -> None:
-        self.plan, self.pack, self.positions = plan, pack, positions
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __getitem__(self, number: Any) -> Any:
-        return self.plan[number]
-
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        step = max(1, _AHEAD // max(len(self.plan[0]), 1)) if len(self.plan) else 1
-        for number, index in enumerate(self.plan):
-            if number % step == 0:
-                first = number + step if number else 0
-                self._read_ahead(self.plan[first : number + 2 * step])
-            yield index
-
-    def _read_ahead(self, batches: Plan) -> None:
-        if len(batches):
-            positions = self.positions[np.concatenate(batches)]
-            self.pack.read_ahead(positions[positions >= 0])
+def _reading_ahead(plan: Plan, pack: Pack, positions: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield the batches of a plan, and make the system read ahead the images of the next ones."""
+    step = max(1, _AHEAD // max(len(plan[0]), 1)) if len(plan) else 1
+    for number, index in enumerate(plan):
+        if number % step == 0 and (batches := plan[number + step if number else 0 : number + 2 * step]):
+            ahead = positions[np.concatenate(batches)]
+            pack.read_ahead(ahead[ahead >= 0])
+        yield index
 
 
 def _read_packed(
