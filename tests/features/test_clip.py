@@ -2,14 +2,13 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone, fingerprint
 from halflabel.features.heads import NormalisedLinear
-from halflabel.features.names import NameScores, leaning, likeness_for
+from halflabel.features.names import leaning, likeness_for
 from halflabel.fitting.fit import Inputs
 from halflabel.images.sources import Features
 from halflabel.labels.names import Names
@@ -93,18 +92,6 @@ def test_names_score_photos_by_cosines_and_the_head_keeps_them(weights, tmp_path
     again = NormalisedLinear.from_shapes(head.state_dict())
     again.load_state_dict(head.state_dict())
     torch.testing.assert_close(again(pooled).logits, head(pooled).logits)
-
-
-def test_cosines_are_exported_to_onnx(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    random = torch.Generator().manual_seed(0)
-    pooled, projection = torch.randn(9, 7, generator=random), torch.randn(4, 5, generator=random)
-    likeness = torch.nn.functional.normalize(torch.randn(3, 4, generator=random), dim=1)
-    scores = NameScores.fit((projection, torch.zeros(0)), likeness.numpy(), pooled)[0]
-    path = tmp_path / "names.onnx"
-    torch.onnx.export(scores.eval(), (pooled,), path, input_names=["pooled"], dynamo=True, verbose=False)
-    exported = onnxruntime.InferenceSession(path).run(None, {"pooled": pooled.numpy()})[0]
-    np.testing.assert_allclose(exported, scores(pooled).numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -154,10 +154,3 @@ def test_images_whose_names_are_not_utf8_are_named_and_left_out(place: Path) -> 
     os.rename("photos/03.png", b"photos/caf\xe9.png")
     assert "1 images left out" in done("embed", "photos", "features", *TINY)
     assert len(stored_names(Path("features"))) == N - 1
-
-
-def test_compare_takes_the_backbone_of_the_features(place: Path) -> None:
-    done("embed", "photos", "features", *TINY)
-    words = ("--methods", "bce", "--seeds", "1", "--out", "compared", "--set", "max_bad=0.1")
-    done("compare", "labels.csv", "features", *words)
-    assert Path("compared/trials.parquet").exists()

@@ -17,7 +17,6 @@ from feature_cache_examples import (
     change_weights,
     flip_a_bit,
     images,
-    pictures,
     tiny,
     values,
 )
@@ -31,9 +30,8 @@ from halflabel.images.file_identity import content_digest
 from halflabel.images.pack.read import PackSettings, open_pack
 from halflabel.images.pack.source import open_packed_images
 from halflabel.images.pack.write import pack_images
-from halflabel.images.sources import Arrays, Features
+from halflabel.images.sources import Features
 from halflabel.images.views import Plain
-from halflabel.labels.names import Names
 from halflabel.system.reporter import Reporter
 
 
@@ -62,16 +60,6 @@ def test_built_once_and_used_again(tmp_path: Path, kind: str, maps: bool) -> Non
     assert np.array_equal(values(first), values(reused))
     assert len(reports) == 3
     assert messages == []
-
-
-def test_pooled_features_maps_and_other_images_have_separate_caches(tmp_path: Path) -> None:
-    backbone, counter = tiny()
-    fewer = Arrays(pictures()[:3], Names.numbered(3), {"plain": Plain(32)})
-    for _ in range(2):
-        assert values(cache_features(backbone, arrays(), tmp_path)).ndim == 2
-        assert values(cache_features(backbone, arrays(), tmp_path, maps=True)).ndim == 4
-        assert len(cache_features(backbone, fewer, tmp_path)) == 3
-    assert counter.images == 2 * N + 3
 
 
 def test_other_views_and_images_have_separate_caches(tmp_path: Path) -> None:
@@ -228,14 +216,6 @@ def test_images_of_a_repaired_pack_or_of_an_intact_copy_are_read_again(tmp_path:
     assert bad_images("intact", "other cache") == []
     (first,), (second,) = ((tmp_path / cache).glob("*/values.npy") for cache in ("cache", "other cache"))
     assert first.read_bytes() == second.read_bytes()
-
-
-def test_images_already_in_quarantine_are_left_out(tmp_path: Path) -> None:
-    source = images(tmp_path / "images", bad=(4,))
-    list(source.fetch([np.arange(N)], ("plain",)))
-    features = cache_features(tiny()[0], source, tmp_path / "cache")
-    assert features.bad.tolist() == [4]
-    assert len(source.quarantine) == 1
 
 
 def test_too_many_unreadable_images_are_refused_when_building_and_reusing(tmp_path: Path) -> None:

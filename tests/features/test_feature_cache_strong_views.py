@@ -94,16 +94,6 @@ def test_a_plain_cache_of_a_source_without_strong_views_serves_one_with_them(tmp
         cache_features(backbone, arrays(), tmp_path, copies=1)
 
 
-def test_asking_for_strong_views_that_could_have_been_cached_is_an_error(tmp_path: Path) -> None:
-    features = cache_features(tiny()[0], with_strong(), tmp_path)
-    with pytest.raises(UserError, match="copies=1"):
-        list(features.fetch([np.arange(N)], ("weak", "strong")))
-    features = cache_features(tiny()[0], arrays(), tmp_path)  # there never was a strong view
-    with pytest.warns(UserWarning, match="no strong views"):
-        ((_, (weak, strong)),) = features.fetch([np.arange(N)], ("weak", "strong"))
-    assert weak is strong
-
-
 def test_other_strong_views_are_cached_separately(tmp_path: Path) -> None:
     backbone, counter = tiny()
     before = cache_features(backbone, with_strong(), tmp_path, copies=2)

@@ -47,11 +47,6 @@ def test_names_are_cleaned(name, cleaned):
     assert clean_name(name) == cleaned
 
 
-def test_imagenet_classes_are_described_by_lemmas_and_definition():
-    assert len(imagenet_descriptions()) == 1000
-    assert imagenet_descriptions()[1].startswith("goldfish, Carassius auratus: small golden")
-
-
 def letters(texts):
     """A text encoder for tests: counts of letters."""
     return np.array([[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts])

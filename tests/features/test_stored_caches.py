@@ -90,23 +90,6 @@ def test_caches_are_found_from_runs_a_run_or_the_cache_folder(tmp_path: Path) ->
         find_stores(tmp_path / "nowhere")
 
 
-def test_a_removed_cache_is_computed_again_when_needed(tmp_path: Path) -> None:
-    make(tmp_path, copies=1)
-    make(tmp_path, weights=1)
-    make(tmp_path, number=4)
-    caches = find_stores(tmp_path)
-    (strong,) = [cache for cache in caches if stores_in(cache.folder)]
-    strong.remove()
-    assert not strong.folder.exists()
-    remaining = {cache.folder.name for cache in find_stores(tmp_path)}
-    assert remaining == {cache.folder.name for cache in caches} - {strong.folder.name}
-    make(tmp_path, copies=1)
-    assert {cache.folder.name for cache in find_stores(tmp_path)} == remaining | {strong.folder.name}
-    for cache in select_stores(find_stores(tmp_path), "all"):
-        cache.remove()
-    assert everything(tmp_path) == []
-
-
 def test_a_name_must_match_one_cache(tmp_path: Path) -> None:
     make(tmp_path)
     make(tmp_path, weights=1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from halflabel.images.augmentation import RANDAUGMENT_OPS, _places, augmented
+from halflabel.images.augmentation import RANDAUGMENT_OPS, augmented
 from halflabel.images.device_views import DeviceViews, make_view
 from halflabel.images.sources import Arrays
 from halflabel.images.views import Plain, Strong, Varied, Weak, view_keys
@@ -46,7 +46,7 @@ def operated(images: torch.Tensor, names: list[str], magnitude: int, sign: int) 
     return augmented(images, np.tile(np.array(picks), (count, 1, 1)), magnitude, square)
 
 
-@pytest.mark.parametrize("magnitude", [0, 4, 9, 17, 30])
+@pytest.mark.parametrize("magnitude", [0, 9, 30])
 @pytest.mark.parametrize("name", RANDAUGMENT_OPS)
 def test_operations_are_those_of_torchvision(name: str, magnitude: int) -> None:
     reference = v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR, fill=0)
@@ -74,16 +74,6 @@ def test_operations_are_those_of_torchvision(name: str, magnitude: int) -> None:
         else:  # torchvision rounds down where there are fractions
             assert difference.max() <= 1
             assert not difference.any() or name in (*RANDAUGMENT_OPS[6:10], "AutoContrast")
-
-
-@pytest.mark.parametrize("names", [["Brightness"] * 2, ["Color", "Contrast"], ["Rotate"] * 2, ["Solarize", "Equalize"]])
-def test_two_operations_are_one_after_the_other(names: list[str]) -> None:
-    images = smooth(4) if "Rotate" in names else noise(4)
-    both = operated(images, names, 12, 1).float()
-    after = operated(operated(images, names[:1], 12, 1), names[1:], 12, 1).float()
-    assert (both - after).abs().mean() < (4 if "Rotate" in names else 1)
-    reverse = operated(images, names[::-1], 12, 1).float()
-    assert torch.equal(both, reverse)  # the order is fixed
 
 
 def test_contrast_does_not_depend_on_the_number_of_threads() -> None:
@@ -161,13 +151,6 @@ def test_held_images_give_the_requested_views() -> None:
     assert all(torch.equal(a, b) for a, b in zip(fetched[1].views, same.views, strict=False))
     assert fetched[0].views[2].dtype == torch.uint8
     assert fetched[0].views[2].shape == (2, 3, SIZE, SIZE)
-
-
-def test_places_are_those_of_torch() -> None:
-    maps = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0))
-    expected = torch.nn.functional.affine_grid(maps, [3, 3, 10, 10], align_corners=False)
-    actual = _places(10, torch.device("cpu")).expand(3, -1, -1).bmm(maps.transpose(1, 2)).view_as(expected)
-    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

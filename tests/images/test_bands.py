@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
@@ -61,12 +60,6 @@ def test_arrays_that_are_not_images_of_five_bands_are_unreadable(tmp_path: Path,
     path.write_text(content) if isinstance(content, str) else np.save(path, content)
     with pytest.raises(BadImage):
         read_image(path, channels=5)
-
-
-def test_a_photo_has_no_five_bands(tmp_path: Path) -> None:
-    Image.fromarray(bands(3)).save(tmp_path / "x.png")
-    with pytest.raises(BadImage, match="5 bands"):
-        read_image(tmp_path / "x.png", channels=5)
 
 
 def test_objects_in_an_array_are_never_loaded(tmp_path: Path) -> None:

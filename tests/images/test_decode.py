@@ -173,7 +173,7 @@ def test_pixels_of_16_bits_count_twice(tmp_path: Path) -> None:
                 read_image(tmp_path / "x.png", max_pixels=150)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_rotation_is_applied(tmp_path: Path, kind: str, orientation: int) -> None:
     upright = np.zeros((32, 48, 3), np.uint8)
@@ -212,23 +212,10 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kind: str) -> None:
     assert reason(tmp_path, data[: len(data) * 6 // 10])
 
 
-def test_truncated_says_so(tmp_path: Path) -> None:
-    assert reason(tmp_path, SAMPLES["jpg"][:-40]) == "truncated"
-    assert reason(tmp_path, SAMPLES["png"][:-40]) == "truncated"
-    assert reason(tmp_path, SAMPLES["png"][:33]) == "truncated"
-
-
 def test_a_decompression_bomb_is_refused_before_decoding(tmp_path: Path) -> None:
     assert reason(tmp_path, png_header(200_000, 200_000)) == "200000 × 200000 pixels is over the limit of 100000000"
     # Above Pillow's warning level and below its error level: no warning, and it is the missing data that is reported.
     assert "limit" not in reason(tmp_path, png_header(9_999, 10_000))
-
-
-def test_the_limit_counts_pixels_exactly(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(SAMPLES["png"])
-    assert read_image(tmp_path / "a.png", max_pixels=600).shape == (3, 20, 30)
-    with pytest.raises(BadImage, match="30 × 20 pixels is over the limit of 599"):
-        read_image(tmp_path / "a.png", max_pixels=599)
 
 
 def test_files_that_are_not_images(tmp_path: Path) -> None:
@@ -295,11 +282,6 @@ def test_find_images_follows_links_and_does_not_loop(tmp_path: Path) -> None:
     assert find_images(tmp_path / "set") == [tmp_path / "set/2.jpg", tmp_path / "set/link/1.jpg"]
 
 
-def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is not a folder"):
-        find_images(tmp_path / "absent")
-
-
 def test_locate_in_order_of_certainty(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     touch(folder, "1.jpg", "1.png", "sub/2.PNG", "sub/3.jpg", "other/3.jpg", "v1.5.jpg", "sub/v1.7.jpg", "raw.dat")
@@ -346,15 +328,6 @@ def test_accents_of_one_character_or_two_are_the_same_name(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match="1 image names and their files differ in Unicode form"):
         found = locate_images([f"a/{composed}", f"b/{composed}", "b/other.jpg"], tmp_path)
     assert found == [tmp_path / "a" / two, tmp_path / "b" / composed, None]
-
-
-def test_locate_walks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touch(tmp_path, *(f"{number % 7}/{number}.jpg" for number in range(50)))
-    walks = []
-    walk = os.walk
-    monkeypatch.setattr(os, "walk", lambda *args, **kwargs: walks.append(args) or walk(*args, **kwargs))
-    assert None not in locate_images([str(number) for number in range(50)], tmp_path)
-    assert len(walks) == 1
 
 
 def test_quarantine_tolerates_a_few_and_stops_at_many(tmp_path: Path) -> None:

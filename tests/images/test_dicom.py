@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from halflabel.images.decode import BadImage, find_images, read_pixels
+from halflabel.images.decode import BadImage, read_pixels
 
 pydicom = pytest.importorskip("pydicom")
 
@@ -90,12 +90,6 @@ def test_unreadable_files_are_bad_images(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(BadImage, match=r"halflabel\[dicom\]"):
         read_pixels(path)
-
-
-def test_folders_list_dicom_and_heic(tmp_path: Path) -> None:
-    dicom(tmp_path / "a.dcm", RAMP)
-    (tmp_path / "b.HEIC").write_bytes(b"x")
-    assert [path.name for path in find_images(tmp_path)] == ["a.dcm", "b.HEIC"]
 
 
 def test_heic_photos_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from halflabel.errors import UserError
 from halflabel.images import sources
 from halflabel.images.decode import MAX_PIXELS, read_image
-from halflabel.images.sources import Arrays, Features, Images, Source, Subset, sequential_plan
+from halflabel.images.sources import Arrays, Features, Images, Source, Subset
 from halflabel.images.views import Plain, Strong, View, Weak, view_keys
 from halflabel.labels.names import Names
 
@@ -46,11 +46,6 @@ def arrays(n: int = N) -> Arrays:
 
 def features(n: int = N, bad: tuple[int, ...] = ()) -> Features:
     return Features(np.arange(n * 4, dtype=np.float16).reshape(n, 4), Names.numbered(n), bad)
-
-
-def test_sequential_covers_everything_once() -> None:
-    assert [part.tolist() for part in sequential_plan(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert sequential_plan(0, 3) == []
 
 
 PLAN = [np.array([5, 2]), np.array([8]), np.array([0, 1, 7])]
@@ -166,12 +161,6 @@ def test_features_are_float32_without_unreadable_images() -> None:
     assert actual[1].views[0].shape == (0, 4)
 
 
-def test_features_may_be_tensors() -> None:
-    values = torch.randn(4, 2, 3, 3, dtype=torch.float16)
-    ((_, (actual,)),) = Features(values, Names.numbered(4)).fetch([np.array([3, 0])], ("plain",))
-    assert torch.equal(actual, values[[3, 0]].float())
-
-
 def copied(copies: int, bad: tuple[int, ...] = (), kind: str = "array", n: int = N) -> Features:
     """Features whose values state their origin: 100 · (1 + copy) + image, 0 + image for the plain view."""
     plain = np.arange(n, dtype=np.float16)[:, None] + np.zeros(4, np.float16)
@@ -239,18 +228,6 @@ def test_strong_views_that_were_not_cached_are_refused() -> None:
     for features in (source, Subset(source, np.array([2, 1]))):
         with pytest.raises(UserError, match="strong views, but these features were cached without"):
             list(features.fetch([np.array([1])], ("weak", "strong")))
-
-
-def test_one_copy_is_every_strong_view_and_a_batch_may_have_none() -> None:
-    only = copied(1)
-    assert which_copies(only, 0, 5, ("weak", "strong")) == [0] * N
-    batches = list(copied(2, bad=(3,)).fetch([np.array([3])], ("weak", "strong")))
-    assert [view.shape for view in batches[0].views] == [(0, 4), (0, 4)]
-
-
-def test_an_empty_plan_gives_nothing(tmp_path: Path) -> None:
-    for source in (arrays(), features(), images(tmp_path)):
-        assert list(source.fetch([], ("plain",))) == []
 
 
 def test_an_unfinished_fetch_does_not_affect_the_next(tmp_path: Path) -> None:

@@ -47,13 +47,6 @@ def _corner(image: torch.Tensor) -> torch.Tensor:
     return image[:, :2, :2].float() / 255
 
 
-def test_negative_numbers_count_from_the_end_and_iteration_ends(folder: Path) -> None:
-    dataset = halflabel.dataset(TABLE, folder, with_index=True)
-    assert dataset[-1][2] == 2
-    with pytest.raises(IndexError):
-        dataset[3]
-
-
 def test_missing_and_damaged_images_are_named(folder: Path) -> None:
     (folder / "b.png").write_bytes(b"not an image")
     dataset = halflabel.dataset(TABLE, folder)

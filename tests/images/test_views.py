@@ -61,13 +61,6 @@ def test_views_depend_on_the_key_only(view: View) -> None:
         assert torch.equal(expected, single)
 
 
-def test_the_layout_of_the_memory_does_not_matter() -> None:
-    image = picture()
-    interleaved = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
-    for view in VIEWS:
-        assert torch.equal(view(image, 11), view(interleaved, 11))
-
-
 def test_keys_differ_in_every_part() -> None:
     hashes = np.array([0, 1, 2**64 - 1], np.uint64)
     keys = {int(key) for s in range(3) for e in range(5) for key in view_keys(s, e, hashes, 3).flat}
@@ -147,8 +140,3 @@ def test_cutout_is_one_grey_square_of_varied_side() -> None:
     assert max(sides) > 28
     assert min(sides) <= 2
     assert 13 < np.mean(sides) < 18
-
-
-def test_a_view_of_numbers_is_refused() -> None:
-    with pytest.raises(ValueError, match="uint8"):
-        Plain(64)(picture().float(), 0)

@@ -102,16 +102,6 @@ def test_a_full_disk_is_refused_with_a_message(folder: Path, monkeypatch: pytest
         memory.scratch_zeros((300_000_000,), what="x would remember")
 
 
-def test_disks_without_preallocation_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no")
-
-    monkeypatch.setattr(os, "posix_fallocate", fail)
-    table = memory.scratch_zeros((5, 3))
-    table += 1
-    assert table.sum() == 15
-
-
 def test_scores_are_the_same_in_a_file_and_unread_images_are_nan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Model(None, Linear(4, 3, dropout=0.5))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pack_examples import VIEWS, N, pixels, pixels_of, write_photos
+from pack_examples import VIEWS, N, image_of, pixels, pixels_of, write_photos
 from typer.testing import CliRunner
 
 pytest.importorskip("s3fs", reason="s3fs, of the extra cloud, is not installed")
@@ -61,7 +61,7 @@ def forget_copies() -> None:
 def read_pack(url: str = "s3://bucket/pack") -> None:
     pack = open_pack(local_folder(url))
     for number in range(N):
-        assert np.array_equal(pack.image(number).permute(1, 2, 0).numpy(), pixels_of(pack, number))
+        assert np.array_equal(image_of(pack, number).permute(1, 2, 0).numpy(), pixels_of(pack, number))
 
 
 def test_addresses_in_a_path_are_recognised() -> None:

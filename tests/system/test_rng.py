@@ -64,14 +64,6 @@ def test_hash_takes_arrow_arrays_and_slices(kind: pa.DataType) -> None:
     assert hash_names(array[:0]).shape == hash_names([]).shape == (0,)
 
 
-def test_elements_do_not_depend_on_their_neighbours() -> None:
-    parts = np.arange(1000)
-    together = bits(7, 3, parts)
-    assert together.dtype == np.uint64
-    np.testing.assert_array_equal(together[::-1], bits(7, 3, parts[::-1]))
-    assert int(together[500]) == int(bits(7, 3, 500)[0])
-
-
 def test_parts_broadcast_and_their_order_matters() -> None:
     table = bits(1, np.arange(3)[:, None], np.arange(4))
     assert table.shape == (3, 4)
@@ -86,9 +78,3 @@ def test_uniform_fills_the_interval_evenly() -> None:
     counts = np.histogram(numbers, bins=100, range=(0, 1))[0]
     # chi-square with 99 degrees of freedom: mean 99, standard deviation 14.
     assert 50 < ((counts - 1000) ** 2 / 1000).sum() < 170
-
-
-def test_seeds_and_neighbouring_parts_are_uncorrelated() -> None:
-    first, second = uniform(0, np.arange(50_000)), uniform(1, np.arange(50_000))
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
-    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.02

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
@@ -46,7 +46,6 @@ def pack(
     images: Annotated[Path, argument("IMAGES", "The folder with image files, tars or Parquet files.")],
     out: Annotated[Path, argument("OUT", "The folder for the pack.")],
     size: int = option(448, "Pixels of the shorter side; smaller images keep their size.", min=8),
-    resize: Literal["short", "squash"] = option("short", "short: keep the aspect ratio; squash: squares."),
     labels: Path | None = option(None, "Pack only the images of this label file, and store their labels in KEY.json."),
     workers: int = option(2, "Processes that decode and encode images.", min=0),
     max_bad: float = option(0.01, "Stop if more than this share of the images cannot be read.", min=0, max=1),
@@ -61,7 +60,7 @@ def pack(
     Example: halflabel pack photos/ photos.pack --size 448 --workers 8
     """
     check_image_folder(images)
-    stored = pack_read.PackSettings(size=size, resize=resize)
+    stored = pack_read.PackSettings(size)
     rows = None if labels is None else read(labels).rows
     try:
         with Bar("packing") as bar, parquet.unpacked_parquet(images, out) as (folder, parquet_rows):

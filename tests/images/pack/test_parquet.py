@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pack_examples import N, encoded, pixels
+from pack_examples import N, encoded, image_of, pixels
 from typer.testing import CliRunner
 
 from halflabel.cli import app
@@ -54,7 +54,7 @@ def test_parquet_files_are_packed_with_their_labels(
     numbers = [7 * int(name[6:11]) + int(Path(name).stem) for name in pack.names.to_pylist()]
     assert sorted(numbers) == list(range(N))
     for place, number in enumerate(numbers):
-        assert np.array_equal(pack.image(place).permute(1, 2, 0).numpy(), pixels(number))
+        assert np.array_equal(image_of(pack, place).permute(1, 2, 0).numpy(), pixels(number))
     table = formats.read(tmp_path / "p").rows.training
     assert list(table.images) == pack.names.to_pylist()
     for place, number in enumerate(numbers):

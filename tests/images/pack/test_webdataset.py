@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset
-from pack_examples import UNCHANGED, VIEWS, N, encoded, pixels, pixels_of, write_photos
+from pack_examples import UNCHANGED, VIEWS, N, encoded, image_of, pixels, pixels_of, write_photos
 from PIL import Image
 
 from halflabel.errors import LabelError, UserError
@@ -137,7 +137,7 @@ def test_foreign_tars_are_read_as_images_and_labels(tmp_path: Path, labels: dict
     # Packed, they have an index, and can be resized.
     pack_images(folder, tmp_path / "p", UNCHANGED)
     pack = open_pack(tmp_path / "p")
-    assert all(np.array_equal(pack.image(n).permute(1, 2, 0).numpy(), pixels_of(pack, n)) for n in range(N))
+    assert all(np.array_equal(image_of(pack, n).permute(1, 2, 0).numpy(), pixels_of(pack, n)) for n in range(N))
 
 
 def test_classes_by_number_and_images_without_labels(tmp_path: Path) -> None:

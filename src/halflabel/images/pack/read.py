@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -67,10 +67,9 @@ INDEX_COLUMNS = {
 
 @dataclass(frozen=True)
 class PackSettings:
-    """How the images of a pack are stored; resize="short": the shorter side is at most `size`, "squash": a square."""
+    """How the images of a pack are stored: as JPEGs whose shorter side is at most `size`."""
 
     size: int = 448
-    resize: Literal["short", "squash"] = "short"
     quality: int = 90
 
     @classmethod
@@ -214,12 +213,8 @@ class Pack:
     def _is_intact(self, number: int, data: bytes) -> bool:
         return "crc32" not in self.index or zlib.crc32(data) == int(self.index["crc32"][number])
 
-    def image(self, number: int, *, min_side: int = 0) -> torch.Tensor:
-        """Read and decode one image: uint8 (3, H, W); with `min_side` as in `read_image`."""
-        return self.decode(number, self.read(number), min_side=min_side)
-
     def decode(self, number: int, data: bytes, *, min_side: int = 0) -> torch.Tensor:
-        """Decode the stored bytes of one image, as `image` does."""
+        """Decode the stored bytes of one image to uint8 (3, H, W), with `min_side` as in `read_image`."""
         path = self.folder / self.name(number)
         import torch  # imported late: finding names does not need it
 
@@ -249,10 +244,8 @@ class Pack:
             numbers[left[place >= 0]] = order[place[place >= 0]]
             left = left[place < 0]
         if left.size:
-            names_here: list[str] = self.names.to_pylist()
-            number_of = {name: number for number, name in enumerate(names_here)}
-            matches = match_names(wanted.take(pa.array(left)).to_pylist(), sorted(names_here), self.tail)
-            numbers[left] = [-1 if name is None else number_of[name] for name in matches]
+            matches = match_names(wanted.take(pa.array(left)).to_pylist(), sorted(self.numbers), self.tail)
+            numbers[left] = [-1 if name is None else self.numbers[name] for name in matches]
         matched = np.sort(numbers[numbers >= 0])
         if (matched[1:] == matched[:-1]).any():
             refuse_twins(
@@ -260,12 +253,9 @@ class Pack:
             )
         return numbers
 
-    def number(self, name: str) -> int:
-        """Return the number of one name, −1 if there is none."""
-        return self._numbers.get(name, -1)
-
     @cached_property
-    def _numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int]:
+        """The number of each name."""
         return {name: number for number, name in enumerate(self.names.to_pylist())}
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
@@ -310,5 +300,5 @@ def find_packed_image(path: str | Path) -> tuple[Pack, int] | None:
     if folder is None or not is_pack(folder):
         return None
     pack = open_pack(folder)
-    number = pack.number(path.relative_to(folder).as_posix())
-    return (pack, number) if number >= 0 else None
+    number = pack.numbers.get(path.relative_to(folder).as_posix())
+    return None if number is None else (pack, number)

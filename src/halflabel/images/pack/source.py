@@ -145,11 +145,6 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
                 f"the pack {folder} holds images of {pack.settings.size} px, but {view.size} px are needed",
                 f"use ‹size={pack.settings.size}›, or pack the images with ‹size={view.size}›",
             )
-        if pack.settings.resize == "squash" and view.resize != "squash":
-            raise UserError(
-                f"the images of the pack {folder} are squashed to squares: their own shapes are lost",
-                "use ‹resize=squash›, or pack the images with ‹resize=short›",
-            )
     positions = pack.find(names.array)
     if len(positions) and (positions < 0).all():
         raise none_found_error(names, folder)

@@ -320,15 +320,13 @@ class _Originals(Dataset[_Encoded]):
 def encode_image(path: Path, settings: PackSettings) -> tuple[bytes, int, int]:
     """Return the bytes to store for one image file, and its width and height.
 
-    Images are never enlarged, except by squashing. A JPEG that is small enough, upright and not progressive stays as it
-    is.
+    Images are never enlarged. A JPEG that is small enough, upright and not progressive stays as it is.
     """
-    squash = settings.resize == "squash"
     # JPEG's fast reduction stops at twice the size, which leaves the last step to a proper filter.
     image = read_image(path, min_side=2 * settings.size)
     height, width = image.shape[1:]
     scale = min(1.0, settings.size / min(height, width))
-    new = (settings.size, settings.size) if squash else (max(1, round(height * scale)), max(1, round(width * scale)))
+    new = max(1, round(height * scale)), max(1, round(width * scale))
     if new == (height, width) and (unchanged := _storable_jpeg(path)) is not None:
         return unchanged, int(width), int(height)
     if new != (height, width):
