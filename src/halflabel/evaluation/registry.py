@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from halflabel.errors import UserError
 from halflabel.system.format import decimal, points
-from halflabel.system.plugin_sources import remember
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +79,6 @@ def metric(title: str, *, note: str = "", is_share: bool = False) -> Callable[[C
         earlier = _TABLE.get(name)
         if earlier is not None and (earlier.compute is None or earlier.compute.__module__ != compute.__module__):
             raise ValueError(f"two metrics are called {name!r}")
-        remember(compute)
         _TABLE[name] = Metric(title, note, is_share, compute)
         return compute
 

@@ -39,7 +39,6 @@ class EfficientNetLite(nn.Module):
         self.blocks = nn.Sequential(*stages)
         self.conv_head, self.bn2 = _conv(channels, _HEAD, 1), _norm(_HEAD)
         self.classifier: nn.Module = nn.Linear(_HEAD, 1000)
-        self.apply(_initialise)
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = F.relu6(self.bn1(self.conv_stem(x)), inplace=True)
@@ -107,14 +106,3 @@ def _scaled(channels: int, variant: int) -> int:
     wanted = channels * _WIDTH[variant]
     rounded = max(8, int(wanted + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * wanted else rounded + 8
-
-
-def _initialise(module: nn.Module) -> None:
-    """Random weights as in TensorFlow's EfficientNet."""
-    if isinstance(module, nn.Conv2d):
-        fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
-        nn.init.normal_(module.weight, 0, math.sqrt(2 / fan_out))
-    elif isinstance(module, nn.Linear):
-        bound = 1 / math.sqrt(module.out_features)
-        nn.init.uniform_(module.weight, -bound, bound)
-        nn.init.zeros_(module.bias)

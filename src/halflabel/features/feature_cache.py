@@ -23,7 +23,7 @@ from halflabel.features.onnx_features import OnnxBackbone, find_onnx_backbone, n
 from halflabel.features.vector_store import Block, VectorStore
 from halflabel.images.file_identity import FileState, digest_files
 from halflabel.images.pack.source import PackedImages
-from halflabel.images.sources import Arrays, Features, Images, Plan, plan_of, sequential_plan
+from halflabel.images.sources import Arrays, Features, Images, plan_of, sequential_plan
 from halflabel.system import distributed
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.threads import use_free_cores
@@ -119,7 +119,11 @@ def _view_stores(
     backbone: Backbone, source: Images | Arrays, folder: Path, maps: bool, copies: int
 ) -> list[VectorStore]:
     """Return the store of the plain view, then those of the strong views, in folders inside its folder."""
-    weights, images = fingerprint(backbone), _images_digest(source)
+    weights = fingerprint(backbone)
+    if isinstance(source, Arrays | PackedImages):
+        images = source.digest()
+    else:  # by size and modification time
+        images = digest_files(source.paths, lambda path: "{0.st_size} {0.st_mtime_ns}".format(os.stat(path)).encode())
     files = FileState(source.paths if isinstance(source, Images) and not isinstance(source, PackedImages) else ())
     size, kind = source.views["plain"].size, "maps" if maps else "pooled"
     names = hashlib.sha256(source.hashes.tobytes()).hexdigest()[:12]
@@ -147,20 +151,6 @@ def _compute(extractor: FeatureExtractor, source: Images | Arrays, rows: NDArray
             yield from extractor.on_ray(source, rows)
         else:
             plan = plan_of(rows, extractor.batch_size)
-            local = plan[distributed.rank() :: distributed.world_size()]
-            yield from _gather_batches(plan, extractor.batches(source, local))
-
-
-def _gather_batches(plan: Plan, local: Iterator[Block]) -> Iterator[Block]:
-    """The batches of all processes in the order of the plan, in the first process; nothing in the others."""
-    for _ in range(0, len(plan), distributed.world_size()):
-        for batch in distributed.gather_to_main(next(local, None)):
-            if batch is not None:
-                yield batch
-
-
-def _images_digest(source: Images | Arrays) -> str:
-    """Changes when an image changes: by content for arrays, by size and modification time for files."""
-    if isinstance(source, Arrays | PackedImages):
-        return source.digest()
-    return digest_files(source.paths, lambda path: "{0.st_size} {0.st_mtime_ns}".format(os.stat(path)).encode())
+            local = extractor.batches(source, plan[distributed.rank() :: distributed.world_size()])
+            for _ in range(0, len(plan), distributed.world_size()):  # the first process gets all, in order
+                yield from filter(None, distributed.gather_to_main(next(local, None)))

@@ -132,7 +132,13 @@ def likeness_for(
             reporter.message(f"class names are compared with photos by the text tower of {backbone.name}")
             vectors = text_vectors(classes, partial(encode_once, folder=folder, backbone=backbone), described)
             return np.asarray(vectors, np.float32)
-        _check_usable(backbone)
+        if backbone.classifier is None or len(backbone.classifier[1]) != len(imagenet_descriptions()):
+            raise NamesNotUsed(
+                f"{backbone.name} gives no probabilities of ImageNet classes",
+                f"use a backbone that does, such as {DEFAULT}, one with a text tower (open-clip:…), or ‹names=off›",
+            )
+        if not all(map(find_spec, _PACKAGES)):
+            raise NamesNotUsed("the packages that compare names are not installed", "pip install 'halflabel[names]'")
         likeness = likeness_of_names(classes, partial(encode_once, folder=folder), described)
     except NamesNotUsed as reason:
         if use == "on" or described:
@@ -158,17 +164,6 @@ def names_identity(use: str, descriptions: str | None) -> str:
 
 class NamesNotUsed(UserError):
     """Why class names give no scores; without a fix where this is no loss."""
-
-
-def _check_usable(backbone: Backbone) -> None:
-    """Raise NamesNotUsed for backbones without an ImageNet classifier, and without the packages that compare names."""
-    if backbone.classifier is None or len(backbone.classifier[1]) != len(imagenet_descriptions()):
-        raise NamesNotUsed(
-            f"{backbone.name} gives no probabilities of ImageNet classes",
-            f"use a backbone that does, such as {DEFAULT}, one with a text tower (open-clip:…), or ‹names=off›",
-        )
-    if not all(map(find_spec, _PACKAGES)):
-        raise NamesNotUsed("the packages that compare names are not installed", "pip install 'halflabel[names]'")
 
 
 def read_descriptions(path: Path, classes: Sequence[str]) -> dict[str, list[str]]:

@@ -143,8 +143,10 @@ class VectorStore:
             for _ in range(_PASSES):
                 missing = distributed.run_on_main(partial(self._begin, batch_size))
                 self._write(compute(missing), self.rows - len(missing), progress)
-                if distributed.run_on_main(self._is_built):
+                if distributed.run_on_main(self.fault) is None:
                     return
+                if not distributed.run_on_main(self._blocks):
+                    raise NoReadableImage("not one image could be read", "check the image folder")
         raise UserError(f"{self.folder} does not keep what is written to it", "check the disk, or use another folder")
 
     def mark_used(self) -> None:
@@ -300,11 +302,6 @@ class VectorStore:
                 within = {row: reason for row, reason in bad.items() if first <= row < end}
                 checksum = _checksum(values[first:end], digests[first:end], within)
                 file.write(json.dumps([first, end, checksum, within]) + "\n")
-
-    def _is_built(self) -> bool:
-        if not self._blocks():
-            raise NoReadableImage("not one image could be read", "check the image folder")
-        return self.fault() is None
 
 
 def stores_in(parent: Path) -> list[VectorStore]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halflabel.errors import UserError
-from halflabel.system.plugin_sources import remember
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +104,5 @@ def _register(table: dict[str, Any], function: F, kind: str) -> F:
     name = function.__name__.replace("_", "-")
     if name in table and table[name].__module__ != function.__module__:
         raise ValueError(f"two {kind} are called {name!r}")
-    remember(function)
     table[name] = function
     return function

@@ -141,7 +141,7 @@ def image_pixels(image: Image.Image) -> NDArray[np.uint8]:
     """The pixels (H, W, 3) of an image that Pillow has opened, upright and in RGB as `read_image` makes them."""
     with _quiet():
         image.load()
-        return _rgb(_upright(image))
+        return _upright_rgb(image)
 
 
 def decode_image(
@@ -176,20 +176,16 @@ def decode_image(
             kind = " of more than 8 bits" if cost > 1 else ""
             limit = max_pixels // cost
             raise TooManyPixels(path, f"{width} × {height} pixels{kind} is over the limit of {limit}")
-        if image.info.get("progressive") and (scans := _count_scans(file)) > _MOST_SCANS:
-            raise BadImage(path, f"{scans} scans are over the limit of {_MOST_SCANS}")
+        if image.info.get("progressive"):  # each scan takes the time of the whole image
+            place = file.tell()
+            file.seek(0)
+            scans = file.read().count(b"\xff\xda")  # start of scan; no other bytes of a JPEG are these
+            file.seek(place)
+            if scans > _MOST_SCANS:
+                raise BadImage(path, f"{scans} scans are over the limit of {_MOST_SCANS}")
         if min_side:
             image.draft("RGB", (min_side, min_side))  # has no effect on formats other than JPEG
         return image_pixels(image)
-
-
-def _count_scans(file: IO[bytes]) -> int:
-    """Count the scans of a JPEG, each of which takes the time of the whole image."""
-    place = file.tell()
-    file.seek(0)
-    count = file.read().count(b"\xff\xda")  # start of scan; no other bytes of a JPEG are these
-    file.seek(place)
-    return count
 
 
 @contextmanager
@@ -240,16 +236,11 @@ def _header(path: str | Path, file: IO[bytes], prefix: bytes) -> ImageFile.Image
     raise UnknownFormat(path, "not an image")
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    try:
+def _upright_rgb(image: Image.Image) -> NDArray[np.uint8]:
+    rotation = None
+    with suppress(Exception):  # the pixels are intact: faulty EXIF is treated like none
         rotation = _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:
-        # The pixels are intact: faulty EXIF is treated like none.
-        return image
-    return image if rotation is None else image.transpose(rotation)
-
-
-def _rgb(image: Image.Image) -> NDArray[np.uint8]:
+    image = image if rotation is None else image.transpose(rotation)
     if image.mode.startswith("I"):
         return _grey_to_rgb(np.asarray(image), maxima=(65535,))
     if image.mode == "F":

@@ -86,7 +86,8 @@ def decode_dicom(file: IO[bytes], path: str | Path, *, max_pixels: int) -> NDArr
         values = apply_color_lut(values, dataset)
     if values.ndim == 2:
         values = np.repeat(_grey(values, dataset)[:, :, None], 3, axis=2)
-    return _colours_to_bytes(values[:, :, :3])
+    colours = np.ascontiguousarray(values[:, :, :3])
+    return colours if colours.dtype == np.uint8 else np.rint(colours.astype(np.float64) / 257).astype(np.uint8)
 
 
 def _grey(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:
@@ -98,10 +99,3 @@ def _grey(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:
     if dataset.PhotometricInterpretation == "MONOCHROME1":
         scaled = 1.0 - scaled
     return np.rint(255 * scaled).astype(np.uint8)
-
-
-def _colours_to_bytes(values: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """8-bit colours as they are, 16-bit colours divided by 257."""
-    if values.dtype == np.uint8:
-        return np.ascontiguousarray(values)
-    return np.rint(values.astype(np.float64) / 257).astype(np.uint8)

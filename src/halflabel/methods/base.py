@@ -23,7 +23,6 @@ from halflabel.methods import REGIMES as REGIMES  # exported for methods
 from halflabel.methods.parts.losses import Loss, Reduce, over_entries
 from halflabel.methods.parts.relabel import Begins, Ignore, Relabeler
 from halflabel.methods.parts.terms import Term
-from halflabel.system.plugin_sources import remember
 from halflabel.system.validate import MAX_SIZE, above, at_least, below_one, between, one_of
 from halflabel.types import Batch
 
@@ -371,7 +370,6 @@ def method(
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
         if not build.__module__.startswith("halflabel.methods."):
             import_package_methods()  # so that a name that is taken is reported for the user's function
-            remember(build)
         alias = build.__name__.replace("_", "-")
         method_name = name or alias
         if not _is_redefinition(method_name, build) and (taken := {method_name, alias} & {*_REGISTRY, *_ALIASES}):

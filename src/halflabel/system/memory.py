@@ -15,14 +15,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
     from torch import Tensor
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameter numbers of glibc's mallopt
@@ -72,21 +71,22 @@ def scratch_zeros(
     """Return a table of zeros (float32 by default) on a device; on the CPU in a scratch file from 256 MB on."""
     import torch
 
-    dtype = torch.float32 if dtype is None else dtype
-    size = math.prod(shape) * dtype.itemsize
-    if not is_large(size) or torch.device(device).type != "cpu":
+    if torch.device(device).type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
-    return torch.frombuffer(_scratch_pages(size, what), dtype=dtype).view(*shape)
+    like = torch.empty(0, dtype=torch.float32 if dtype is None else dtype).numpy()
+    return torch.from_numpy(scratch_array(shape, like.dtype, what))
 
 
-def scratch_array(shape: tuple[int, int]) -> NDArray[np.float32]:
-    """Return a float32 table of zeros for scores, as `scratch_zeros` without torch."""
+def scratch_array(
+    shape: Sequence[int], dtype: DTypeLike = "float32", what: str = "the scores of the images take"
+) -> NDArray[Any]:
+    """Return a table of zeros as `scratch_zeros`, without torch."""
     import numpy as np
 
-    size = 4 * math.prod(shape)
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     if not is_large(size):
-        return np.zeros(shape, np.float32)
-    return np.frombuffer(_scratch_pages(size, "the scores of the images take"), np.float32).reshape(shape)
+        return np.zeros(shape, dtype)
+    return np.frombuffer(_scratch_pages(size, what), dtype).reshape(shape)
 
 
 def _scratch_pages(size: int, what: str) -> mmap.mmap:

@@ -101,7 +101,11 @@ def _copy(url: str) -> Path:
     files, root = file_system(url)
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.parent / f".{place.name}.lock"):
-        _keep(place)
+        used = place.parent / f".{place.name}{_USED}"
+        used.touch()
+        if fcntl is not None and used not in _in_use:  # no process removes the copy while this one runs
+            _in_use[used] = os.open(used, os.O_RDONLY)
+            fcntl.flock(_in_use[used], fcntl.LOCK_SH)
         info = _describe(files, url, root)
         if info["type"] == "file":
             _update(files, lambda name: root, place.parent, f".{place.name}{_NOTE}", url, {place.name: _state(info)})
@@ -302,15 +306,6 @@ def retry(call: Callable[[], _T], url: str) -> _T:
 
 _in_use: dict[Path, int] = {}  # open files, locked while this process runs
 _unchecked = math.inf  # bytes that were written since the size of the cache was looked at
-
-
-def _keep(place: Path) -> None:
-    """Lock a copy while this process and its workers run, so that no process removes it; note the time of last use."""
-    path = place.parent / f".{place.name}{_USED}"
-    path.touch()
-    if fcntl is not None and path not in _in_use:
-        _in_use[path] = os.open(path, os.O_RDONLY)
-        fcntl.flock(_in_use[path], fcntl.LOCK_SH)
 
 
 def _make_room(written: float) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from PIL import Image, JpegImagePlugin
 from torch.utils.data import DataLoader, Dataset
 
@@ -153,20 +153,15 @@ def _sample_keys(names: Any) -> Any:
     A key ends at the first dot of a file name, so other dots are written %2E. Where `a.jpg` and `a.png` would have the
     same key, the ending stays.
     """
-    bases, _ = split_suffixes(names)
-    counts = pc.value_counts(bases)
-    repeated = pc.filter(counts.field("values"), pc.greater(counts.field("counts"), 1))
+    bases = split_suffixes(names)[0].to_pylist()
+    count = Counter(bases)
 
-    empty = pa.scalar("", names.type)
+    def key(name: str, base: str) -> str:
+        is_repeated = count[base] > 1
+        folder, slash, stem = (name if is_repeated else base).replace("%", "%25").rpartition("/")
+        return folder + slash + stem.replace(".", "%2E") + ("%" if is_repeated else "")  # no other key ends with %
 
-    def escape(column: Any) -> Any:
-        column = pc.replace_substring(column, "%", "%25")
-        folders = pc.replace_substring_regex(column, r"[^/]*$", "")
-        stems = pc.replace_substring(pc.replace_substring_regex(column, r"(?s)^.*/", ""), ".", "%2E")
-        return pc.binary_join_element_wise(folders, stems, empty)
-
-    whole = pc.binary_join_element_wise(escape(names), pa.scalar("%", names.type), empty)  # no other key ends with %
-    return pc.if_else(pc.is_in(bases, value_set=repeated), whole, escape(bases))
+    return pa.array(map(key, names.to_pylist(), bases), names.type)
 
 
 def _begin(out: Path, manifest: dict[str, Any], force: bool) -> dict[str, Any] | None:

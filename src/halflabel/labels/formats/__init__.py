@@ -33,7 +33,6 @@ from halflabel.labels.formats.unsupported import (
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy, combine_stated, forget_stated
 from halflabel.labels.table import Table
-from halflabel.system.plugin_sources import remember
 from halflabel.system.remote import local_path
 
 # Name -> description for users. Formats are detected in this order: specific ones before general ones.
@@ -90,7 +89,6 @@ def add_format(name: str, description: str, module: ModuleType) -> None:
         raise ValueError(f"two label formats are called {name!r}")
     if missing := [part for part in ("USES", "sniff", "read", "write") if not hasattr(module, part)]:
         raise ValueError(f"the label format {name!r} has no {missing[0]}")
-    remember(module.read)
     _PLUGIN_FORMATS[name] = description, module
 
 

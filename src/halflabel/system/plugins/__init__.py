@@ -15,9 +15,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from halflabel.errors import UserError
-from halflabel.system.plugin_sources import source_files
 
 VARIABLE = "HALFLABEL_PLUGINS"  # paths of .py files, separated as in PATH
 ENTRY_POINTS = "halflabel.plugins"
@@ -60,15 +60,12 @@ def _load_listed_files() -> None:
             _import_file(path)
 
 
-def _module_name(path: Path) -> str:
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
-    return f"{__name__}.{path.stem}_{digest}"
-
-
 def _import_file(path: Path) -> None:
-    """Import one file, unless it was imported before or is the script that is running."""
-    name = _module_name(path)
-    if name in sys.modules or any(path.samefile(file) for file in source_files()):
+    """Import one file, unless it was imported before, under any name, or is the script that is running."""
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
+    name = f"{__name__}.{path.stem}_{digest}"
+    imported = (vars(module).get("__file__") for module in [*sys.modules.values()] if isinstance(module, ModuleType))
+    if any(os.path.realpath(file) == str(path.resolve()) for file in imported if file):
         return
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
