@@ -170,9 +170,6 @@ def train_once(job: dict[str, Any], full: Table, single: Path, data: dict[str, A
             score_source(model, test_source, device=device, batch_size=256).logits, truth
         )
     }
-    if model.backbone is not None:
-        mirrored = score_source(model, test_source, device=device, batch_size=256, mirror=True).logits
-        scores["mirror"] = metrics.mean_average_precision(mirrored, truth)
     rates = [line["images_per_s"] for line in fitted.log]
     extra = ("label_proportion", "tp_rate", "tn_rate")
     return {

@@ -241,10 +241,10 @@ def test_the_optimizers_own_memory_is_not_a_matter_of_images(monkeypatch: pytest
 
 def test_scores_are_the_same_however_many_images_fit() -> None:
     source, _ = data()
-    expected = score_source(model(N), source, batch_size=8, passes=3, mirror=True)
+    expected = score_source(model(N), source, batch_size=8, passes=3)
     small = model(3)
     with pytest.warns(UserWarning, match="out of GPU memory") as caught:
-        scored = score_source(small, source, batch_size=8, passes=3, mirror=True)
+        scored = score_source(small, source, batch_size=8, passes=3)
     assert len(caught) == 2  # 8 -> 4 -> 2, and no more for the other batches
     for name in ("logits", "features", "mean", "spread"):
         torch.testing.assert_close(getattr(scored, name), getattr(expected, name), rtol=1e-5, atol=1e-6)

@@ -59,7 +59,7 @@ def main(folder: Path, job: str) -> None:
         seen.append(done)
 
     torch.manual_seed(0)
-    scorer = ImageScorer(Model(backbone, Linear(backbone.channels, 5)).eval(), 5, "cpu", 16, False)
+    scorer = ImageScorer(Model(backbone, Linear(backbone.channels, 5)).eval(), 5, "cpu", 16)
     with use_engine("local" if job == "local" else "ray"):
         feature_cache.cache_features(backbone, source, out, batch_size=16, reporter=Reporter(progress))
         np.save(out / "logits.npy", torch.cat(list(scorer.stream(source))).numpy())

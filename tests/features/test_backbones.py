@@ -119,10 +119,8 @@ FAMILIES = {
     2: "test_vit test_vit4 deit_tiny_distilled_patch16_224 xcit_nano_12_p16_224 mobilenetv3_small_050 test_mambaout",
 }
 LARGE = {
-    1: "swin_tiny_patch4_window7_224 vit_small_patch16_dinov3 davit_tiny maxvit_rmlp_pico_rw_256 "
-    "eva02_tiny_patch14_224",
-    2: "vit_base_patch16_siglip_224 vit_small_patch14_dinov2 deit3_small_patch16_224 "
-    "vit_base_patch32_clip_224 resnet50_clip",
+    1: "swin_tiny_patch4_window7_224 vit_small_patch16_dinov3",
+    2: "vit_base_patch16_siglip_224 vit_base_patch32_clip_224",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loop_examples import PLAIN, C, Counting, N, assert_close, assert_same, bce, data, linear, planned, small_pictures
+from loop_examples import PLAIN, C, Counting, N, assert_same, bce, data, linear, planned, small_pictures
 from torch import Tensor
 
 from halflabel.errors import UserError
@@ -18,8 +18,7 @@ from halflabel.features.heads import Head, Linear, Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
-from halflabel.images.sources import Arrays, Features, Subset
-from halflabel.images.views import Plain
+from halflabel.images.sources import Features, Subset
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, seeded
@@ -206,17 +205,3 @@ def test_the_log_compares_guesses_with_hidden_labels():
     assert logs[0][1]["label_proportion"] == 1
     # Epochs without new guesses have no such values.
     assert not any("tn_rate" in line or "label_proportion" in line for line in (logs[0][0], logs[0][2], *logs[1]))
-
-
-def test_mirror_averages_the_scores_of_both_images() -> None:
-    model = Model(build_backbone("tiny"), Linear(build_backbone("tiny").channels, 2))
-    images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    views = {"plain": Plain(32)}
-    plain, flipped = (
-        score_source(model, Arrays(pixels, Names.numbered(5), views)).logits for pixels in (images, images.flip(-1))
-    )
-    mirrored = score_source(model, Arrays(images, Names.numbered(5), views), mirror=True)
-    assert_close({"logits": mirrored.logits}, {"logits": (plain + flipped) / 2})
-    assert not torch.allclose(plain, flipped)
-    with pytest.raises(ValueError, match="mirror"):
-        score_source(Model(None, Linear(4, 2)), Features(torch.randn(3, 4), Names.numbered(3)), mirror=True)

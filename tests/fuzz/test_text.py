@@ -136,7 +136,14 @@ def test_good_settings_are_accepted() -> None:
     assert Config.from_dict(Config(method="em", size=64, linear_lr=1).as_dict()) == Config(
         method="em", size=64, linear_lr=1
     )
-    wrong = [("size", 1.5), ("resize", "x"), ("crop", "0.5"), ("mirror", 1), ("nothing", 1), ("crop", float("nan"))]
+    wrong = [
+        ("size", 1.5),
+        ("resize", "x"),
+        ("crop", "0.5"),
+        ("deterministic", 1),
+        ("nothing", 1),
+        ("crop", float("nan")),
+    ]
     for name, value in wrong:
         with pytest.raises(UserError, match=r"config\.yaml"):
             Config.from_dict({**Config().as_dict(), name: value})

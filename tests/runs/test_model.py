@@ -35,11 +35,10 @@ def trained(out: Path, images: Path, config: Config = CONFIG) -> Model:
     return Model.open(RunFolder(out))
 
 
-@pytest.mark.parametrize("mirror", [False, True])
 def test_onnx_and_torch_give_the_same_predictions(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, mirror: bool
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    predictor = trained(tmp_path / "run", folder, dataclasses.replace(CONFIG, mirror=mirror))
+    predictor = trained(tmp_path / "run", folder, CONFIG)
     by_torch = predictor.predict([folder], all_scores=True)
     assert not list(tmp_path.glob("cache/*.onnx"))
     monkeypatch.setattr(onnx_features, "FEWEST_IMAGES", 12)

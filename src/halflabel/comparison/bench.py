@@ -325,9 +325,8 @@ class Bench(ExperimentSources):
             trained=start if self._is_start(task) else None,
             watch=replace(watch, resume=folder is not None, truth=self.rest if self.truth else None),
         )
-        size, mirror = 512 if cached else 64, self.config.mirror and not cached
-        model = fitted.model.to(self.device)
-        logits = score_source(model, parts.test, device=self.device, batch_size=size, mirror=mirror).logits
+        model, size = fitted.model.to(self.device), 512 if cached else 64
+        logits = score_source(model, parts.test, device=self.device, batch_size=size).logits
         outcome = self._outcome(fitted, time.perf_counter() - started, known, part)
         return Trained(outcome, logits.numpy()), fitted.epochs
 

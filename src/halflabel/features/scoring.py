@@ -21,7 +21,7 @@ from halflabel.system import distributed, memory
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits
-from halflabel.types import Output, Sweep
+from halflabel.types import Sweep
 
 PASSES = 3  # a tag that separates the random numbers of dropout passes from others
 
@@ -35,21 +35,17 @@ def score_source(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     passes: int = 0,
     seed: int = 0,
-    mirror: bool = False,
     reporter: Reporter = SILENT,
     batcher: MicroBatcher | None = None,
     features: bool = True,
 ) -> Sweep:
     """Logits and features of the plain view of every image, in evaluation mode; NaN if an image cannot be read.
 
-    With `mirror`, logits are the mean over the image and its mirror image. `passes` is the number of Monte-Carlo
-    dropout passes of the head, seeded by `seed`. Several processes score different batches, and each gets the scores of
-    all. If the GPU runs out of memory, `batcher` makes batches smaller. Without `features`, those of the result have no
-    columns. Tables of 256 MB or more are in scratch files.
+    `passes` is the number of Monte-Carlo dropout passes of the head, seeded by `seed`. Several processes score
+    different batches, and each gets the scores of all. If the GPU runs out of memory, `batcher` makes batches smaller.
+    Without `features`, those of the result have no columns. Tables of 256 MB or more are in scratch files.
     """
     distributed.initialize()
-    if mirror and model.backbone is None:
-        raise ValueError("cached features have no mirror image")
     batcher = MicroBatcher() if batcher is None else batcher
     was_training = model.training
     model.eval()
@@ -74,7 +70,8 @@ def score_source(
             rows = torch.from_numpy(images)
             view = views[0].to(device, non_blocking=True)
             with autocast():
-                head_input, output = _run_model(model, view, mirror, batcher)
+                head_input = batcher.run(model.features, view)
+                output = run_head(model.head, head_input)
             store("logits", rows, output.logits)
             if features:
                 store("features", rows, output.features)
@@ -94,16 +91,6 @@ def score_source(
     return Sweep(**{"features": torch.zeros(len(source), 0), **tables})
 
 
-def _run_model(model: Model, view: Tensor, mirror: bool, batcher: MicroBatcher) -> tuple[Tensor, Output]:
-    """Return the input of the head and its output; with `mirror`, the logits are the mean of both mirror images."""
-    head_input = batcher.run(model.features, view)
-    output = run_head(model.head, head_input)
-    if mirror:
-        mirrored = model.head(batcher.run(model.features, view.flip(-1))).logits
-        output = output._replace(logits=(output.logits + mirrored) / 2)
-    return head_input, output
-
-
 class LogitBlock(NamedTuple):
     """The logits (B, C) of some images, NaN for unreadable ones; by number, why these could not be read; digests."""
 
@@ -120,7 +107,6 @@ class ImageScorer:
     classes: int
     device: torch.device | str
     batch_size: int
-    mirror: bool
 
     def stream(self, source: Source, reporter: Reporter = SILENT) -> Iterator[Tensor]:
         """Yield the logits (B, C) of all images, in order; NaN for unreadable images."""
@@ -135,7 +121,7 @@ class ImageScorer:
             logits = torch.full((len(planned), self.classes), math.nan)
             if len(images):
                 with torch.no_grad():
-                    output = _run_model(model, views[0].to(self.device), self.mirror, batcher)[1]
+                    output = run_head(model.head, batcher.run(model.features, views[0].to(self.device)))
                 logits[torch.from_numpy(images - planned[0])] = output.logits.float().cpu()
             reporter.progress(int(planned[-1]) + 1, len(source))
             yield logits

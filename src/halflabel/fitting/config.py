@@ -307,7 +307,7 @@ class Config:
 # Options that only training in batches uses.
 OPTIONS_OF_BATCHES = (
     *("epochs", "lr", "held_out", "batch_size", "optimizer", "weight_decay", "schedule", "warmup", "ema", "clip"),
-    *("patience", "save_every", "precision", "begin_from", "mirror"),
+    *("patience", "save_every", "precision", "begin_from"),
 )
 
 

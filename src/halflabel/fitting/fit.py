@@ -514,12 +514,7 @@ class _Batches:
         result = Fit(None, fitted.log, model, epochs=fitted, head_log=log, assumes_absent=assumes_absent)
         if not len(self.held_out):
             return result
-        scored, device = model, self.assembly.device
-        if self.config.mirror and self.is_cached and self.inputs.images is not None:
-            assert self.inputs.backbone is not None  # features of mirror images are not cached
-            scored, source = Model(self.inputs.backbone.to(device), model.head), self.inputs.images
-        outside = Subset(source, self.held_out)
-        logits = score_source(scored, outside, device=device, mirror=self.config.mirror).logits
+        logits = score_source(model, Subset(source, self.held_out), device=self.assembly.device).logits
         return dataclasses.replace(result, scores=self._scores(logits))
 
     def _scores(self, logits: Tensor) -> Scores:

@@ -35,7 +35,7 @@ class Items(Images):
         self.images = Images(everything, Names(map(str, everything)), views, **options)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        raise UserError("items of several images need a frozen backbone", "use ‹tune=head›, without ‹mirror›")
+        raise UserError("items of several images need a frozen backbone", "use ‹tune=head›")
 
     def pool(self, values: Any, bad: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return the mean (N, D) of the values of the readable images of each item, and the items without any."""

@@ -60,7 +60,7 @@ class StoredFeatures(Images):
         return hashlib.sha256(self.features.values.numpy().data).hexdigest()[:16]  # type: ignore[union-attr]
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        raise UserError("there are features in place of the images", "use ‹tune=head›, without ‹mirror›")
+        raise UserError("there are features in place of the images", "use ‹tune=head›")
 
     def group_copies(self) -> NDArray[np.int64]:
         """Return the group of each image (N,): images with equal features are in one group."""

@@ -241,7 +241,7 @@ def _resized(
 
 
 class ImageList:
-    """Images (C, H, W) of different shapes; moved, split and mirrored like the tensor (B, C, H, W) of a batch."""
+    """Images (C, H, W) of different shapes; moved and split like the tensor (B, C, H, W) of a batch."""
 
     def __init__(self, images: Sequence[Tensor]) -> None:
         self.images = list(images)
@@ -254,9 +254,6 @@ class ImageList:
 
     def pin_memory(self) -> ImageList:
         return ImageList([image.pin_memory() for image in self.images])
-
-    def flip(self, dim: int) -> ImageList:
-        return ImageList([image.flip(dim) for image in self.images])
 
     def tensor_split(self, pieces: int) -> list[ImageList]:
         """Return the parts into which torch.tensor_split cuts a batch."""

@@ -314,9 +314,7 @@ class FigureInputs:
     def sweep(self) -> Sweep:
         """Logits and features of the sampled training images."""
         part, predictor = Subset(self.source, self.facts.training[self.sample]), self.predictor
-        return score_source(
-            predictor.network, part, device=predictor.device, mirror=predictor.config.mirror, reporter=self.reporter
-        )
+        return score_source(predictor.network, part, device=predictor.device, reporter=self.reporter)
 
     @cached_property
     def method(self) -> Interactive:

@@ -154,7 +154,7 @@ class Model:
         """
         scorer, source = self._scorer(source, len(source), reporter, cached=cached)
         if with_features or not goes_to_ray(source):
-            how: Any = {"device": scorer.device, "batch_size": scorer.batch_size, "mirror": scorer.mirror}
+            how: Any = {"device": scorer.device, "batch_size": scorer.batch_size}
             reporter = SILENT if isinstance(source, Features) else reporter  # the features took the time
             return score_source(scorer.model, source, **how, reporter=reporter, features=with_features)
         shape = len(source), len(self.classes)
@@ -181,20 +181,19 @@ class Model:
     ) -> tuple[ImageScorer, Source]:
         """Return what computes logits, and of what: images or their features; a UserError if features do not fit.
 
-        An exported ONNX file has no backbone, runs on the CPU and mirrors images.
+        An exported ONNX file has no backbone, and runs on the CPU.
         """
         features = self._features(source, reporter, cached=cached)
         if features is not None:
-            return ImageScorer(Network(None, self.network.head), len(self.classes), self.device, 256, False), features
-        is_onnx = self.network.backbone is None
-        device = self.device if is_onnx else engine_device(source, self.device)
+            return ImageScorer(Network(None, self.network.head), len(self.classes), self.device, 256), features
+        device = self.device if self.network.backbone is None else engine_device(source, self.device)
         model = self._fastest_model(images, device, reporter)
-        return ImageScorer(model, len(self.classes), device, 32, self.config.mirror and not is_onnx), source
+        return ImageScorer(model, len(self.classes), device, 32), source
 
     def _features(self, source: Source, reporter: Reporter, *, cached: bool) -> Features | None:
         """Return the features that logits are computed from; None where they are computed from the images."""
         backbone, folder = self.network.backbone, self._feature_folder if cached else None
-        has_vectors = not self.network.head.needs_maps and not self.config.mirror
+        has_vectors = not self.network.head.needs_maps
         if isinstance(source, StoredFeatures):
             if not isinstance(backbone, Backbone) or not has_vectors:
                 raise UserError("this model takes images, not features", "name the folder of the images")
@@ -213,7 +212,7 @@ class Model:
     @property
     def _feature_folder(self) -> Path | None:
         """The folder that caches the features of a frozen backbone; None for other models, and where none can be."""
-        run, is_frozen = self.run, self.config.tune == "head" and not self.config.mirror  # none of mirror images
+        run, is_frozen = self.run, self.config.tune == "head"
         return run.cache if run is not None and is_frozen and os.access(run.folder.parent, os.W_OK) else None
 
     def _fastest_model(self, images: int, device: torch.device | str, reporter: Reporter) -> Network:

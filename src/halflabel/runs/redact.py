@@ -10,7 +10,7 @@ from typing import Any
 # An allow-list: a new setting is private until it is added here.
 _SHOWN = (
     *("method", "backbone", "pretrained", "size", "resize", "tune", "linear_init", "linear_lr", "targets", "single"),
-    *("crop", "held_out", "max_bad", "workers", "mirror"),
+    *("crop", "held_out", "max_bad", "workers"),
     *("select", "epochs", "batch_size", "lr", "backbone_lr", "optimizer", "weight_decay", "momentum", "schedule"),
     *("step_epochs", "step_factor", "warmup", "ema", "precision", "clip", "compile"),
     *("deterministic", "patience", "keep", "save_every", "seed", "device"),

@@ -82,7 +82,7 @@ def test_a_pack_of_small_photos_gives_the_plain_view_of_the_folder_bit_for_bit(t
     folder = write_photos(tmp_path / "a", 5)
     shards = packed_up(folder)
     for path in find_images(folder):
-        assert torch.equal(Plain(16)(image_of(shards, shards.number(path.name))), Plain(16)(read_image(path)))
+        assert torch.equal(Plain(16)(image_of(shards, shards.numbers[path.name])), Plain(16)(read_image(path)))
 
 
 def test_small_images_are_not_enlarged_and_small_jpegs_are_kept_as_they_are(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds a pack with another.*force"):
         pack_images(folder, shards.folder, PackSettings(size=10))
     pack_images(folder, shards.folder, PackSettings(size=10), force=True)
-    assert open_pack(shards.folder).image(0).shape == (3, 10, 14)
+    assert image_of(open_pack(shards.folder), 0).shape == (3, 10, 14)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     for force in (False, True):

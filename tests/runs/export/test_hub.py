@@ -119,15 +119,6 @@ def test_all_three_kinds_predict_the_same(
         assert predictor.evaluate(table, others).overall == pytest.approx(expected_metrics, abs=1e-4, nan_ok=True)
 
 
-def test_mirror_images_are_scored_where_the_run_scored_them(run: RunFolder, copied: Path, pictures: Path) -> None:
-    predictor, config = Model.open(run), copied / "config.json"
-    plain = Model.open(copied).predict([pictures])
-    predictor.config = dataclasses.replace(predictor.config, mirror=True)
-    expected = predictor.predict([pictures])
-    config.write_text(json.dumps(describe(predictor)))
-    assert Model.open(copied).predict([pictures]) == expected != plain
-
-
 def test_the_normalisation_of_training_is_used(run: RunFolder, copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text(encoding="utf-8"))
     config["preprocess"]["mean"] = [0.1, 0.2, 0.3]

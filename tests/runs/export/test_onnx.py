@@ -96,16 +96,6 @@ def test_the_file_computes_the_logits_and_probabilities_of_the_run(run: RunFolde
         np.testing.assert_allclose(scores, predictor.calibration.scores(expected).numpy(), atol=1e-5)
 
 
-def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
-    model = Network(build_backbone("tiny", size=32), spread(Linear(64, 4))).eval()
-    write_onnx(predictor_of(model, 32, mirror=True), tmp_path / "both.onnx")
-    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    with torch.no_grad():
-        plain, mirrored = model(images).logits, model(images.flip(-1)).logits
-    assert (plain - mirrored).abs().max() > 1e-2
-    np.testing.assert_allclose(run_file(tmp_path / "both.onnx", images)[0], (plain + mirrored) / 2, atol=1e-5)
-
-
 def test_a_head_with_similar_images(solver_run: Any, tmp_path: Path) -> None:
     predictor = Model.open(solver_run.run)
     assert isinstance(predictor.network.head, NormalisedLinear)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from halflabel.runs.model import Model
 
 _VIEW = ("size", "resize", "interpolation", "crop_pct")  # fields of the plain view
-_SETTINGS = ("backbone", "method", "tune", "mirror")  # fields of Config
+_SETTINGS = ("backbone", "method", "tune")  # fields of Config
 LAYOUT = 1  # version of the format; raise it when older readers could not read the new one
 
 

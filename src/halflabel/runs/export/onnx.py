@@ -49,21 +49,15 @@ class Parity(NamedTuple):
 
 
 class ExportedGraph(nn.Module):
-    """The computation in the file: (B, 3, S, S) uint8 -> logits x and probabilities σ(slope · x + offset), (B, C).
+    """The computation in the file: (B, 3, S, S) uint8 -> logits x and probabilities σ(slope · x + offset), (B, C)."""
 
-    With `mirror`, x is the mean over the image and its mirror image.
-    """
-
-    def __init__(self, model: Network, calibration: Calibration, *, mirror: bool = False) -> None:
+    def __init__(self, model: Network, calibration: Calibration) -> None:
         super().__init__()
         self.model = model
         self.calibration = calibration
-        self.mirror = mirror
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(images).logits
-        if self.mirror:
-            logits = (logits + self.model(images.flip(-1)).logits) / 2
         return logits, self.calibration.scores(logits)
 
 
@@ -138,7 +132,7 @@ def write_onnx(predictor: Model, path: Path, *, tolerance: float = TOLERANCE) ->
     require_package("onnxruntime")
     # A copy, because the caller's model may be on a GPU and in another memory layout.
     plain = copy.deepcopy(predictor.network).cpu().float().to(memory_format=torch.contiguous_format)
-    graph = ExportedGraph(plain, predictor.calibration, mirror=predictor.config.mirror).eval()
+    graph = ExportedGraph(plain, predictor.calibration).eval()
     view: Any = predictor.views["plain"]
     proto = _translate(graph, view)
     _name_batch(proto)
