@@ -9,11 +9,7 @@ FAST = "efficientnet-lite0"
 
 
 def full_name(name: str) -> str:
-    """The name of a backbone, for which `fast` is short; the absolute path of an .onnx file.
-
-    >>> full_name("fast"), full_name("resnet50")
-    ('efficientnet-lite0', 'resnet50')
-    """
+    """The name of a backbone, for which `fast` is short; the absolute path of an .onnx file."""
     if name.endswith(".onnx"):
         return str(Path(name).absolute())
     return FAST if name == "fast" else name

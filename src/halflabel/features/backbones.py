@@ -226,10 +226,6 @@ def build_backbone(
 
     `weights` is a local file, used instead of the pretrained weights; `size` overrides the side of the input; for other
     `bands` than 3 the first convolution is adapted. Untrained weights come from a fixed seed.
-
-    >>> backbone = build_backbone("tiny")
-    >>> tuple(backbone(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape), backbone.channels
-    ((2, 64, 4, 4), 64)
     """
     if size is not None and size < SMALLEST:
         raise UserError(f"image size {size} is too small for a backbone", f"use {SMALLEST} pixels or more")

@@ -1,7 +1,4 @@
-"""Image towers of CLIP and SigLIP models with the text tower of the same model, by the package open_clip.
-
-The backbone gives the vector before the last linear projection, and names are compared after it.
-"""
+"""Image towers of CLIP and SigLIP models with the text tower of the same model, by the package open_clip."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Compute the features and scores of images, batch by batch in this process or in blocks on Ray (`--engine ray`).
-
-A block is a whole number of batches, so both ways see the same batches and return the same bits.
-"""
+"""Features and scores of images, batch by batch in this process or in blocks of batches on Ray (`--engine ray`)."""
 
 from __future__ import annotations
 

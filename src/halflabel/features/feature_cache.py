@@ -32,11 +32,7 @@ _TRIED = 16  # unreadable images that are read again at a time
 
 
 def copies_for(views: Sequence[str]) -> int:
-    """Return the number of strong views to cache for a method that uses these views.
-
-    >>> copies_for(("weak", "strong")), copies_for(("weak",))
-    (4, 0)
-    """
+    """Return the number of strong views to cache for a method that uses these views."""
     return 4 if "strong" in views else 0
 
 

@@ -23,11 +23,7 @@ def pool(features: Tensor) -> Tensor:
 
 
 def in_words(name: str) -> str:
-    """Return the words of a class name.
-
-    >>> in_words("LabelAwareHead"), in_words("APL")
-    ('label aware head', 'APL')
-    """
+    """Return the words of a class name: "label aware head" of LabelAwareHead, "APL" of APL."""
     return name if name.isupper() else re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
@@ -87,10 +83,7 @@ def _dropout_words(dropout: nn.Dropout) -> str:
 
 
 class NormalisedLinear(Head):
-    """x = W · transform(pooled features) + b + trust · names(pooled features), then mixed with similar training images.
-
-    Class names and similar images are optional. `fitting.crossfit` fits all parts.
-    """
+    """x = W · transform(pooled) + b + trust · names(pooled), then mixed with similar training images."""
 
     trust: Tensor | None
 
@@ -252,10 +245,7 @@ def run_head(head: nn.Module, features: Tensor) -> Output:
 
 
 class Ensemble(Head):
-    """Heads on the same features, each with its own initial weights; x = the mean of their logits.
-
-    Output.members (K, B, C) are the logits of each head, Output.maps the mean of their maps if all have maps.
-    """
+    """Heads on the same features, each with its own initial weights; x = the mean of their logits, `members`."""
 
     def __init__(self, members: Sequence[Head]) -> None:
         super().__init__()

@@ -267,12 +267,7 @@ def sentence_encoder(name: str | None = None) -> Encoder:
     except (OSError, ValueError) as error:
         reason = error_summary(error)
         raise UserError(f"there is no text encoder {place!r} ({reason})", "name a model, or its folder") from None
-
-    def encode(texts: list[str]) -> ArrayLike:
-        vectors: ArrayLike = model.encode(texts, show_progress_bar=False)
-        return vectors
-
-    return encode
+    return partial(model.encode, show_progress_bar=False)
 
 
 @cache

@@ -129,10 +129,7 @@ class VectorStore:
         progress: Callable[[int], None] = lambda done: None,
         message: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Write the blocks that `compute` yields for the images that are missing, in whole batches.
-
-        One job builds and the others wait. On a disk without locks they compute the same values at once.
-        """
+        """Write the blocks that `compute` yields for the images that are missing, in whole batches; other jobs wait."""
         with self._exclusive(progress, message):
             fault = distributed.run_on_main(self.fault)
             if fault is None:

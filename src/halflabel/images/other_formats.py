@@ -20,8 +20,7 @@ _BRIGHTEST = 99.5  # percentile of the values of all bands that becomes 255
 def decode_bands(file: IO[bytes], path: str | Path, channels: int, *, max_pixels: int) -> NDArray[np.uint8]:
     """Decode an array (H, W, N) or (N, H, W) to (H, W, channels); with 3 channels the first three bands of more.
 
-    8-bit values are kept. Others are scaled by one factor for all bands: 0 stays, and the 99.5th percentile becomes
-    255.
+    8-bit values are kept. Others are scaled by one factor: 0 stays, and the 99.5th percentile of all bands becomes 255.
     """
     mark = file.read(len(NPY_MARK))
     file.seek(0)

@@ -14,10 +14,7 @@ class TooManyBadImages(UserError):
 
 
 class Quarantine:
-    """Collects images that could not be read, so that a few bad files do not stop a long run.
-
-    `path` is the file that finally lists them; errors refer to it.
-    """
+    """Collects images that could not be read; `path` is the file that finally lists them."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path

@@ -358,10 +358,7 @@ def open_images(
 
 
 def share_what_was_read(source: Source) -> None:
-    """Tell every process the digests of the images that the others read, and which images they could not read.
-
-    Too many unreadable ones in total are an error in all processes.
-    """
+    """Tell every process the digests of the images that the others read, and which images they could not read."""
     while (whole := getattr(source, "whole", None)) is not None:  # the source of a Subset or DeviceViews
         source = whole
     if distributed.is_distributed() and isinstance(source, Images):
@@ -425,10 +422,7 @@ def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Any], list[tu
 def group_images(
     stated: str | None, names: Names, source: Images | Arrays, reporter: Reporter = SILENT, *, required: bool = True
 ) -> NDArray[np.int64] | None:
-    """Return the number of the group of each image (N,), None if each is alone; copies of one file belong together.
-
-    The option `stated` must find groups if they are `required`.
-    """
+    """Return the group of each image (N,), None if each is alone; copies of one file, and groups `stated`, are one."""
     by_option = image_groups(stated, names, required=required)
     groups = group_numbers(by_option, len(names))
     if isinstance(source, Images):

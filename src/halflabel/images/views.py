@@ -33,12 +33,7 @@ _STEP = 16  # sides with `keep` are multiples of it
 
 
 def view_keys(seed: int, epoch: int, hashes: NDArray[np.uint64], views: int) -> NDArray[np.uint64]:
-    """Return the keys (B, V) of V views of B images in one epoch; `hashes` (B,) come from rng.hash_names.
-
-    >>> keys = view_keys(0, 3, np.array([77, 78], np.uint64), 2)
-    >>> keys.shape, len(set(keys.flat))
-    ((2, 2), 4)
-    """
+    """Return the keys (B, V) of V views of B images in one epoch; `hashes` (B,) come from rng.hash_names."""
     return bits(seed, _PURPOSE, epoch, hashes[:, None], np.arange(views)[None, :])
 
 

@@ -182,10 +182,7 @@ def merge_rows(tables: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> 
 
 
 def synchronize(tensors: Iterable[Tensor]) -> int:
-    """Copy the main process's tensors to all processes, where their checksums differ; return how many differed.
-
-    They are equal by construction, except for sums that a GPU takes in any order.
-    """
+    """Copy the main process's tensors to all processes, where their checksums differ; return how many differed."""
     if not is_distributed():
         return 0
     import torch

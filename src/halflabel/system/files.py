@@ -279,10 +279,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 
 class JobLock:
-    """A lock between processes on a file, released by the system if its process dies.
-
-    Where there are no locks, `try_acquire` succeeds, and `is_held` is then False.
-    """
+    """A lock between processes on a file, released if its process dies. Without locks `try_acquire` succeeds."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

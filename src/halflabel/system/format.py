@@ -53,11 +53,7 @@ def probability(value: float) -> str:
 
 
 def group_digits(value: float) -> str:
-    """Format a whole number with its digits in groups of three.
-
-    >>> group_digits(1234567)
-    '1,234,567'
-    """
+    """Format a whole number with its digits in groups of three."""
     return f"{int(value):,}"
 
 
@@ -75,31 +71,19 @@ def plain_number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time in the unit that suits it.
-
-    >>> duration(12.3), duration(200), duration(9000)
-    ('12 s', '3 min', '2.5 h')
-    """
+    """Format a time in the unit that suits it: "12 s", "3 min", "2.5 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:
-    """Format a number of things; `plural` is for nouns that take more than an s.
-
-    >>> counted(1, "label"), counted(0, "label"), counted(2, "class", "classes")
-    ('1 label', '0 labels', '2 classes')
-    """
+    """Format a number of things; `plural` is for nouns that take more than an s."""
     return f"{group_digits(count)} {singular if count == 1 else plural or singular + 's'}"
 
 
 def percent(part: float, whole: float, gap: str = " ") -> str:
-    """Format a share as a percentage with one digit; a dash where the whole is 0.
-
-    >>> percent(1, 3), percent(0, 0)
-    ('33.3 %', '—')
-    """
+    """Format a share as a percentage with one digit; a dash where the whole is 0."""
     return f"{100 * part / whole:.1f}{gap}%" if whole else "—"
 
 
@@ -126,10 +110,6 @@ def excel_safe(text: str) -> str:
 
 
 def shorten(text: str, length: int) -> str:
-    """Cut a text to `length` characters by leaving out the middle: the ends of file names tell them apart.
-
-    >>> shorten("a/very/long/path/to/0001.jpg", 13)
-    'a/very…01.jpg'
-    """
+    """Cut a text to `length` characters by leaving out the middle: the ends of file names tell them apart."""
     head = length // 2
     return text if len(text) <= length else f"{text[:head]}…{text[len(text) - (length - head - 1) :]}"

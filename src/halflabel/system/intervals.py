@@ -22,9 +22,6 @@ def wilson(part: Any, whole: Any, z: float = 1.959964) -> IntervalEnds:
         (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n),    p = part / whole, n = whole
 
     part, whole: counts that broadcast; NaN where nothing was counted. With z = 1.645 each end alone holds at 95 %.
-
-    >>> [round(float(end), 3) for end in wilson(8, 10)]
-    [0.49, 0.943]
     """
     part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
     n = np.where(whole > 0, whole, np.nan)

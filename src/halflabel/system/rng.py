@@ -30,13 +30,7 @@ def _mix(x: U64) -> U64:
 
 
 def bits(seed: int | NDArray[Any], *parts: int | NDArray[Any]) -> U64:
-    """Return 64 random bits per broadcast element of `parts` (integers or integer arrays), at least 1-d.
-
-    >>> int(bits(0, 1)[0]) == int(bits(0, np.array([1, 2]))[0])
-    True
-    >>> bool(bits(1, 2) == bits(2, 1)), bool(bits(1, 1) == bits(2, 2))
-    (False, False)
-    """
+    """Return 64 random bits per broadcast element of `parts` (integers or integer arrays), at least 1-d."""
     if isinstance(seed, int) and not -(2**63) <= seed < 2**64:
         raise UserError(f"a seed of {len(str(abs(seed)))} digits is too large", "use a seed below 2**63")
     state = np.atleast_1d(np.asarray(seed & 0xFFFFFFFFFFFFFFFF, dtype=np.uint64))

@@ -43,7 +43,7 @@ _ROWS = 256  # read at a time
 def unpacked_parquet(folder: Path, out: Path) -> Iterator[tuple[Path, Labels | None]]:
     """Yield a folder of tars with the images of Parquet files, and their labels; for any other folder itself.
 
-    The tars are beside `out`; they are removed if the block succeeds, and kept for the next attempt if it fails.
+    If the block fails, the tars, which are beside `out`, are kept for the next attempt.
     """
     folder = local_folder(folder)
     files = [] if is_pack(folder) else _parquet_files(folder)

@@ -33,10 +33,7 @@ _AHEAD = 2048  # images that the system reads ahead
 
 
 class PackedImages(Images):
-    """The images of a pack, decoded and augmented by worker processes like `Images`.
-
-    A JPEG that is stored larger than all views need is decoded at a half, a quarter or an eighth of its size.
-    """
+    """The images of a pack, like `Images`; JPEGs larger than all views need are decoded at a part of their size."""
 
     def __init__(
         self,
@@ -132,10 +129,7 @@ class PackedImages(Images):
 
 
 def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **options: Any) -> PackedImages:
-    """Open the images of a label table in a pack, by the rules for a folder; a missing image is unreadable.
-
-    `options` are those of `Images`: workers, max_bad, quarantine.
-    """
+    """Open the images of a label table in a pack, with the options of `Images`; a missing image is unreadable."""
     pack = open_pack(folder)
     for view in views.values():
         if view.channels != 3:

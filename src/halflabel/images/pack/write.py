@@ -313,10 +313,7 @@ class _Originals(Dataset[_Encoded]):
 
 
 def encode_image(path: Path, settings: PackSettings) -> tuple[bytes, int, int]:
-    """Return the bytes to store for one image file, and its width and height.
-
-    Images are never enlarged. A JPEG that is small enough, upright and not progressive stays as it is.
-    """
+    """Return the bytes to store for one image file, and its width and height; a small plain JPEG stays as it is."""
     # JPEG's fast reduction stops at twice the size, which leaves the last step to a proper filter.
     image = read_image(path, min_side=2 * settings.size)
     height, width = image.shape[1:]
