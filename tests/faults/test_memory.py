@@ -268,12 +268,3 @@ def test_a_cache_is_the_same_however_many_images_fit(tmp_path: Path) -> None:
         features = cache_features(backbone, source, tmp_path / "b", batch_size=8)
     assert given == [8, 4, 4, 2]
     np.testing.assert_allclose(np.asarray(features.values), np.asarray(expected.values), rtol=2e-3, atol=1e-3)
-
-
-def test_pieces_are_equal_to_within_one_image() -> None:
-    room = MicroBatcher()
-    assert room.pieces(7) == 1
-    with pytest.warns(UserWarning, match="batch 7: going on with 2 × 4"):
-        room.halve(7)
-    assert [len(part) for part in torch.arange(7).tensor_split(room.pieces(7))] == [4, 3]
-    assert room.pieces(4) == 1

@@ -277,36 +277,14 @@ def bundled() -> Backbone:
     return build_backbone("efficientnet-lite0")
 
 
-def top5(model: nn.Module, backbone: Backbone, pixels: np.ndarray[Any, Any]) -> list[int]:
-    x = (photo(pixels, backbone.preprocess) / 255 - backbone.mean) / backbone.std
-    with torch.no_grad():
-        return model(x)[0].topk(5).indices.tolist()  # type: ignore[no-any-return]
-
-
-PALACE, DAISY, TIGER_CAT, EGYPTIAN_CAT, ESPRESSO, MISSILE = 698, 985, 282, 285, 967, 657  # ImageNet classes
-
-
-@pytest.fixture(scope="module")
-def misplaced(lite0: nn.Module) -> nn.Module:
-    """The same network, with the weights of each convolution moved to the next one of the same shape."""
-    state = lite0.state_dict()
-    by_shape: dict[tuple[int, ...], list[str]] = {}
-    for key, tensor in state.items():
-        if tensor.ndim == 4:
-            by_shape.setdefault(tuple(tensor.shape), []).append(key)
-    moved = {key: state[keys[i - 1]] for keys in by_shape.values() for i, key in enumerate(keys)}
-    model = copy.deepcopy(lite0)
-    model.load_state_dict(state | moved)
-    return model
+PALACE, DAISY = 698, 985  # ImageNet classes
 
 
 @pytest.mark.parametrize(("file", "expected"), [("china.jpg", PALACE), ("flower.jpg", DAISY)])
-def test_lite0_classifies_a_photo(
-    lite0: nn.Module, misplaced: nn.Module, bundled: Backbone, file: str, expected: int
-) -> None:
-    pixels = load_sample_image(file)
-    assert top5(lite0, bundled, pixels)[0] == expected
-    assert expected not in top5(misplaced, bundled, pixels)
+def test_lite0_classifies_a_photo(lite0: nn.Module, bundled: Backbone, file: str, expected: int) -> None:
+    x = (photo(load_sample_image(file), bundled.preprocess) / 255 - bundled.mean) / bundled.std
+    with torch.no_grad():
+        assert int(lite0(x)[0].argmax()) == expected
 
 
 def test_linear_classifier_on_pooled_maps_equals_lite0(lite0: nn.Module, bundled: Backbone) -> None:

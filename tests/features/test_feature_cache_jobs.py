@@ -127,19 +127,6 @@ def test_ctrl_c_ends_a_waiting_job_at_once(tmp_path: Path, monkeypatch: pytest.M
     assert files(tmp_path) == ["blocks.jsonl", "values.npy"]
 
 
-def test_an_exception_of_progress_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobLock, "try_acquire", lambda self: False)
-
-    class OutOfTime(Exception): ...
-
-    def progress(done: int, total: int) -> None:
-        assert (done, total) == (0, N)
-        raise OutOfTime
-
-    with pytest.raises(OutOfTime):
-        get(tmp_path, reporter=Reporter(progress))
-
-
 def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 from feature_cache_examples import (
-    Counting,
     N,
     arrays,
     by_hand,
-    change_weights,
     flip_a_bit,
     images,
     pictures,
@@ -21,9 +19,7 @@ from feature_cache_examples import (
     values,
 )
 
-from halflabel.errors import UserError
 from halflabel.features import feature_blocks
-from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_cache import cache_features
 from halflabel.images.sources import Arrays, Features
 from halflabel.images.views import Plain, Strong, view_keys
@@ -82,35 +78,6 @@ def test_only_the_strong_views_that_are_missing_are_computed(tmp_path: Path) -> 
     assert messages == []
 
 
-def test_a_plain_cache_of_a_source_without_strong_views_serves_one_with_them(tmp_path: Path) -> None:
-    backbone, counter = tiny()
-    cache_features(backbone, arrays(), tmp_path)
-    place = next(tmp_path.iterdir())
-    note = (place / "about.json").read_bytes()
-    cache_features(backbone, with_strong(), tmp_path, copies=1)
-    assert counter.images == 2 * N
-    assert (place / "about.json").read_bytes() == note
-    with pytest.raises(UserError, match="no strong view"):
-        cache_features(backbone, arrays(), tmp_path, copies=1)
-
-
-def test_other_strong_views_are_cached_separately(tmp_path: Path) -> None:
-    backbone, counter = tiny()
-    before = cache_features(backbone, with_strong(), tmp_path, copies=2)
-    old = copies_of(before)
-    after = cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2)
-    assert counter.images == (3 + 2) * N
-    assert np.array_equal(values(before), values(after))
-    assert not any(np.array_equal(*pair) for pair in zip(old, copies_of(after), strict=True))
-    change_weights(backbone)
-    cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2)
-    assert counter.images == (3 + 2 + 3) * N
-    change_weights(backbone)
-    reused = cache_features(backbone, with_strong(), tmp_path, copies=2)
-    assert all(np.array_equal(*pair) for pair in zip(old, copies_of(reused), strict=True))
-    assert counter.images == (3 + 2 + 3) * N
-
-
 def test_only_the_damaged_strong_view_is_computed_again(tmp_path: Path) -> None:
     backbone, counter = tiny()
     old = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2))
@@ -123,28 +90,6 @@ def test_only_the_damaged_strong_view_is_computed_again(tmp_path: Path) -> None:
     assert "checksum" in messages[0]
     assert counter.images == 4 * N
     assert all(np.array_equal(*pair) for pair in zip(old, new, strict=True))
-
-
-def test_an_interrupted_build_of_strong_views_continues(tmp_path: Path) -> None:
-    backbone = build_backbone("tiny", size=32)
-    expected = copies_of(cache_features(backbone, with_strong(), tmp_path / "whole", copies=2))
-    Counting(backbone, limit=2 * N + 4)
-    with pytest.raises(KeyboardInterrupt):
-        cache_features(backbone, with_strong(), tmp_path / "broken", copies=2, batch_size=2)
-    backbone, counter = tiny()
-    reports: list[tuple[int, int]] = []
-    features = cache_features(
-        backbone,
-        with_strong(),
-        tmp_path / "broken",
-        copies=2,
-        batch_size=2,
-        reporter=Reporter(lambda *at: reports.append(at)),
-    )
-    assert counter.images == N - 4
-    assert reports == [(6, N), (7, N)]
-    for actual, expected_copy in zip(copies_of(features), expected, strict=True):
-        np.testing.assert_allclose(actual, expected_copy, rtol=2e-3, atol=2e-3)
 
 
 def test_unreadable_images_have_no_strong_view(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from halflabel.features.names import (
     leaning,
     likeness_for,
     likeness_of_names,
-    names_identity,
     sentence_encoder,
 )
 from halflabel.labels.table import Table
@@ -216,14 +215,3 @@ def test_descriptions_that_fit_no_class_are_refused(lines, tmp_path, text, messa
     path.write_text("neck_3: bow tie")
     described = ask(lines, ["neck_3"], descriptions=str(path))
     np.testing.assert_allclose(described, likeness_of_names(["bow tie"], letters))
-
-
-def test_results_depend_on_the_content_of_descriptions(lines, tmp_path, monkeypatch):
-    path = tmp_path / "names.yaml"
-    found = {names_identity("off", None), names_identity("auto", None)}
-    for text in ("neck_3: bow tie", "neck_3: collar"):
-        path.write_text(text)
-        found.add(names_identity("auto", str(path)))
-    assert len(found) == 4
-    monkeypatch.setattr(names_module, "_PACKAGES", ("no_such_package",))
-    assert names_identity("auto", None) not in found

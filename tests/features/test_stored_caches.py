@@ -22,7 +22,6 @@ from halflabel.images.sources import Arrays
 from halflabel.images.views import Plain, Strong
 from halflabel.labels.names import Names
 from halflabel.system.files import JobLock
-from halflabel.system.reporter import Reporter
 
 N = 6
 
@@ -153,20 +152,6 @@ def test_a_cache_that_is_being_built_is_not_removed(tmp_path: Path, pattern: str
     assert everything(cache.folder) == before
     lock.release()
     assert run(tmp_path, "--remove", "all", "--yes").exit_code == 0
-    assert everything(tmp_path) == []
-
-
-def test_an_interrupted_build_is_listed_and_can_be_removed(tmp_path: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        if done >= 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, batch_size=2, reporter=Reporter(stop))
-    (cache,) = find_stores(tmp_path)
-    assert 0 < cache.noted_rows < cache.rows == N
-    assert "interrupted" in run(tmp_path).output
-    cache.remove()
     assert everything(tmp_path) == []
 
 

@@ -64,17 +64,6 @@ def test_a_scratch_file_is_unnamed_and_removed_with_its_tensor(folder: Path, dty
     assert not open_files(folder)
 
 
-def test_small_tables_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    table = memory.scratch_zeros((7, 5))
-    assert not open_files(tmp_path)
-    assert not table.any()
-    assert memory.is_large(2**28)
-    assert not memory.is_large(2**28 - 1)
-    assert memory.scratch_zeros((0, 5)).shape == (0, 5)
-
-
 def test_disk_space_is_reserved_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved = []
     original = os.posix_fallocate

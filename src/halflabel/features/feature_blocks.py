@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halflabel.features.vector_store import Block
+from halflabel.features.vector_store import Block, Reasons
 from halflabel.images.items import Items
 from halflabel.images.sources import Arrays, Images, Plan, Source, plan_of, sequential_plan
 from halflabel.images.stored_features import StoredFeatures
@@ -39,12 +39,12 @@ class FeatureExtractor:
         self.network = self.network.to(self.device).to(memory_format=torch.channels_last).eval()
         fetched = source.fetch(plan, (self.view,), seed=_COPY_SEED, epoch=self.copy)
         for planned, (images, views) in zip(plan, fetched, strict=True):
-            features, bad, digests = None, dict[int, list[str]](), None
+            features, bad, digests = None, Reasons(), None
             if len(images):
                 with torch.inference_mode():
                     features = self._batcher.run(self._extract, views[0].to(self.device)).cpu().numpy()
             if isinstance(source, Images):
-                bad = {number: list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
+                bad = {number: source.bad[number] for number in np.setdiff1d(planned, images).tolist()}
                 digests = source.digests[planned]
             yield Block(planned, features, bad, digests)
 
@@ -54,17 +54,11 @@ class FeatureExtractor:
         features: torch.Tensor = self.network(view) if self.maps else self.network.pooled(view)
         return features.to(torch.float16)
 
-    def on_ray(self, source: Images, rows: NDArray[np.int64]) -> Iterator[Block]:
-        """Yield the features of some images, block by block."""
-        for planned, block in map_images(self, source, self.batch_size, rows):
-            yield block._replace(images=planned, bad={int(planned[number]): why for number, why in block.bad.items()})
-
     def __call__(self, part: Images) -> Block:
         """Return the features of all images of a part, as one batch."""
         batches = list(self.batches(part, sequential_plan(len(part), self.batch_size)))
         features = [batch.values for batch in batches if batch.values is not None]
-        bad = {number: reason for batch in batches for number, reason in batch.bad.items()}
-        return Block(np.arange(len(part)), np.concatenate(features) if features else None, bad, part.digests)
+        return Block(np.arange(len(part)), np.concatenate(features) if features else None, {**part.bad}, part.digests)
 
 
 def goes_to_ray(source: Source) -> bool:
@@ -80,15 +74,16 @@ def engine_device(source: Source, device: torch.device | str) -> torch.device | 
 
 
 def map_images(
-    work: Callable[[Images], Any], source: Images, batch_size: int, rows: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    """Yield the numbers of the images of each block of `rows`, and work(its images), computed on Ray, in order."""
+    work: Callable[[Images], Block], source: Images, batch_size: int, rows: NDArray[np.int64]
+) -> Iterator[Block]:
+    """Yield what the workers of Ray compute of blocks of `rows`, in order; `source` notes what could not be read."""
     share = -(-len(rows) // (4 * ray_engine.workers()))
     size = max(min(share, _BLOCK) // batch_size, 1) * batch_size
     blocks = plan_of(rows, size)
     results = ray_engine.map_blocks(work, lambda number: source.part(blocks[number]), len(blocks))
     for planned, result in zip(blocks, results, strict=True):
         source.digests[planned] = result.digests
-        for number, (_, path, reason) in result.bad.items():
-            source.mark_unreadable(int(planned[number]), path, reason)
-        yield planned, result
+        bad = {int(planned[number]): reason for number, reason in result.bad.items()}
+        for number, (_, path, reason) in bad.items():
+            source.mark_unreadable(number, path, reason)
+        yield result._replace(images=planned, bad=bad)

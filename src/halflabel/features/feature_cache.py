@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.features.backbones import Backbone, fingerprint
-from halflabel.features.feature_blocks import FeatureExtractor, engine_device, goes_to_ray
+from halflabel.features.feature_blocks import FeatureExtractor, engine_device, goes_to_ray, map_images
 from halflabel.features.onnx_features import OnnxBackbone, find_onnx_backbone, network_file
 from halflabel.features.vector_store import Block, VectorStore
 from halflabel.images.file_identity import FileState, digest_files
@@ -144,7 +144,7 @@ def _compute(extractor: FeatureExtractor, source: Images | Arrays, rows: NDArray
     """Compute the features of images in this process, in all processes of the job or on Ray."""
     with use_free_cores():
         if isinstance(source, Images) and goes_to_ray(source):
-            yield from extractor.on_ray(source, rows)
+            yield from map_images(extractor, source, extractor.batch_size, rows)
         else:
             plan = plan_of(rows, extractor.batch_size)
             local = extractor.batches(source, plan[distributed.rank() :: distributed.world_size()])

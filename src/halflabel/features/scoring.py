@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from halflabel.errors import NoReadableImage
 from halflabel.features.feature_blocks import goes_to_ray, map_images
 from halflabel.features.heads import Model, run_head
+from halflabel.features.vector_store import Block
 from halflabel.images.sources import Images, Source, sequential_plan, share_what_was_read
 from halflabel.system import distributed, memory
 from halflabel.system.gpu_memory import MicroBatcher
@@ -91,14 +91,6 @@ def score_source(
     return Sweep(**{"features": torch.zeros(len(source), 0), **tables})
 
 
-class LogitBlock(NamedTuple):
-    """The logits (B, C) of some images, NaN for unreadable ones; by number, why these could not be read; digests."""
-
-    logits: NDArray[np.float32]
-    bad: dict[int, tuple[str, str, str]]
-    digests: NDArray[np.uint64]
-
-
 @dataclass
 class ImageScorer:
     """Logits of images, batch by batch, in memory that does not grow with the images; Ray's workers hold a copy."""
@@ -111,9 +103,9 @@ class ImageScorer:
     def stream(self, source: Source, reporter: Reporter = SILENT) -> Iterator[Tensor]:
         """Yield the logits (B, C) of all images, in order; NaN for unreadable images."""
         if isinstance(source, Images) and goes_to_ray(source):
-            for planned, scored in map_images(self, source, self.batch_size, np.arange(len(source))):
-                reporter.progress(int(planned[-1]) + 1, len(source))
-                yield torch.from_numpy(scored.logits.copy())
+            for block in map_images(self, source, self.batch_size, np.arange(len(source))):
+                reporter.progress(int(block.images[-1]) + 1, len(source))
+                yield torch.tensor(block.values)
             return
         model, batcher = self.model.to(self.device).eval(), MicroBatcher()
         plan = sequential_plan(len(source), self.batch_size)
@@ -126,9 +118,9 @@ class ImageScorer:
             reporter.progress(int(planned[-1]) + 1, len(source))
             yield logits
 
-    def __call__(self, part: Images) -> LogitBlock:
-        """Return the logits of all images of a part."""
-        return LogitBlock(torch.cat(list(self.stream(part))).numpy(), part.bad, part.digests)
+    def __call__(self, part: Images) -> Block:
+        """Return the logits of all images of a part, NaN for unreadable ones."""
+        return Block(np.arange(len(part)), torch.cat(list(self.stream(part))).numpy(), {**part.bad}, part.digests)
 
 
 @contextmanager

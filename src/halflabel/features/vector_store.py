@@ -48,7 +48,7 @@ _OWN_FILES = re.compile(r"\.?(about|blocks|building|digests|values)\..*")
 _POLL_SECONDS = 0.5  # between two checks whether another job has ended
 _PASSES = 2  # the second one is for rows that another job without a lock has overwritten
 
-Reasons = dict[int, list[str]]  # number of an image that could not be read -> image, path, reason
+Reasons = dict[int, Sequence[str]]  # number of an image that could not be read -> image, path, reason
 
 
 class Block(NamedTuple):
@@ -197,7 +197,7 @@ class VectorStore:
 
     def _blocks(self) -> list[tuple[int, int, int, Reasons]]:
         """Return first row, end, checksum and unreadable images of each block, up to the first damaged line."""
-        blocks = []
+        blocks: list[tuple[int, int, int, Reasons]] = []
         with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
             for line in (self.folder / _BLOCKS).read_text().splitlines():
                 first, end, crc, bad = json.loads(line)

@@ -257,12 +257,6 @@ def test_jpegs_are_decoded_on_the_device_or_by_the_workers(tmp_path: Path, monke
     unfinished.close()
 
 
-def test_packs_can_be_pickled(tmp_path: Path) -> None:
-    shards = packed_up(write_photos(tmp_path / "a"), shard_bytes=2500)
-    unpickled = pickle.loads(pickle.dumps(shards))
-    assert all(torch.equal(image_of(unpickled, number), image_of(shards, number)) for number in range(N))
-
-
 def test_another_pack_changes_the_digest_of_its_images(tmp_path: Path) -> None:
     from halflabel.features.feature_cache import _images_digest
 

@@ -140,13 +140,6 @@ def test_foreign_tars_are_read_as_images_and_labels(tmp_path: Path, labels: dict
     assert all(np.array_equal(image_of(pack, n).permute(1, 2, 0).numpy(), pixels_of(pack, n)) for n in range(N))
 
 
-def test_classes_by_number_and_images_without_labels(tmp_path: Path) -> None:
-    folder = write_tars(tmp_path / "t", {"cls": [n % 3 if n != 4 else None for n in range(N)]})
-    table = formats.read(folder, Policy(unlisted="unknown")).rows.training
-    assert (list(table.classes), len(table)) == (["0", "1", "2"], N)
-    assert table.dense()[4].tolist() == [0, 0, 0]
-
-
 def test_repeated_keys_get_the_name_of_the_tar(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     for part in ("a", "b"):

@@ -17,7 +17,7 @@ from pack_examples import UNCHANGED, N, image_of, packed_up, pixels, write_photo
 from PIL import Image
 
 from halflabel.errors import UserError
-from halflabel.images.decode import find_images, list_images, read_image
+from halflabel.images.decode import list_images, read_image
 from halflabel.images.pack import write as packing
 from halflabel.images.pack.read import (
     PackSettings,
@@ -25,7 +25,6 @@ from halflabel.images.pack.read import (
     open_pack,
 )
 from halflabel.images.pack.write import encode_image, pack_images
-from halflabel.images.views import Plain
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -54,12 +53,6 @@ def test_a_pack_can_be_read_without_halflabel(tmp_path: Path) -> None:
     )
 
 
-def test_the_index_takes_28_bytes_and_the_name() -> None:
-    from halflabel.images.pack.read import INDEX_COLUMNS
-
-    assert sum(np.dtype(kind).itemsize for kind in INDEX_COLUMNS.values()) == 28
-
-
 def test_sizes(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a", 3, high=40, wide=60)
     shards = packed_up(folder, PackSettings(size=20))
@@ -76,13 +69,6 @@ def test_sizes(tmp_path: Path) -> None:
         assert off.mean() < 12
         # `read_image` gives the same.
         assert torch.equal(read_image(shards.folder / shards.name(number)), image)
-
-
-def test_a_pack_of_small_photos_gives_the_plain_view_of_the_folder_bit_for_bit(tmp_path: Path) -> None:
-    folder = write_photos(tmp_path / "a", 5)
-    shards = packed_up(folder)
-    for path in find_images(folder):
-        assert torch.equal(Plain(16)(image_of(shards, shards.numbers[path.name])), Plain(16)(read_image(path)))
 
 
 def test_small_images_are_not_enlarged_and_small_jpegs_are_kept_as_they_are(tmp_path: Path) -> None:
