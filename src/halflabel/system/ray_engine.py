@@ -5,10 +5,14 @@ Plain actors and not Ray Data: a block must keep the batches of a single process
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +24,14 @@ _ATTEMPTS = 4  # of a block whose workers die
 _QUEUED = 4  # blocks that a worker holds: the next one is there when one is finished
 _OBJECT_STORE_BYTES = 1 << 29  # shared memory of a cluster on this machine
 
+_POLL_SECONDS = 5.0  # between two checks whether the head of the cluster answers
+_SILENT_CHECKS = 3  # after which it is gone; Ray itself waits for 60 s and then ends this process
+
 _is_active = False
+
+
+class _HeadGone(UserError):
+    """The head of the cluster does not answer: nothing can be asked of Ray any more, not even to end."""
 
 
 @contextmanager
@@ -39,11 +50,21 @@ def use_engine(name: str) -> Iterator[None]:
         raise UserError("‹engine=ray› cannot be combined with torchrun", "start one process: Ray starts the others")
     ray = _connect()
     _is_active = True
+    end = ray.shutdown
     try:
         yield
+    except _HeadGone:
+        end = partial(atexit.register, _end_process)
+        raise
     finally:
         _is_active = False
-        ray.shutdown()
+        end()
+
+
+def _end_process() -> None:
+    """End the process at once: without the head of its cluster, Ray crashes when Python ends."""
+    sys.stdout.flush()
+    os._exit(2)
 
 
 def _connect() -> Any:
@@ -124,13 +145,14 @@ def map_blocks(work: Callable[[Any], Any], make_block: Callable[[int], Any], cou
     import_module("torch").save(work, data, pickle_module=ray.cloudpickle)
     shared = [ray.put(data.getvalue())]
     options = {"num_cpus": 1, "num_gpus": 1 if gpus() else 0, "max_restarts": -1, "max_task_retries": _ATTEMPTS - 1}
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     actors = [ray.remote(**options)(_Worker).remote() for _ in range(min(workers(), count))]
     try:
         pool = actor_pool(actors * _QUEUED)
         for number in range(count):
             pool.submit(lambda actor, number: actor.run.remote(shared, make_block(number)), number)
         while pool.has_next():
-            result, error = pool.get_next()
+            result, error = _next_result(pool, (host, int(port)))
             if error is not None:
                 raise UserError(*error)
             yield result
@@ -140,6 +162,29 @@ def map_blocks(work: Callable[[Any], Any], make_block: Callable[[int], Any], cou
         reason = str(death).strip().partition("\n")[0][:200]
         fix = "look for an image that crashes the decoder, or too little memory; then run the same command again"
         raise UserError(f"Ray workers died {_ATTEMPTS} times ({reason})", fix) from None
+    except _HeadGone:
+        actors = []
+        raise
     finally:
         for actor in actors:
             ray.kill(actor)
+
+
+def _next_result(pool: Any, head: tuple[str, int]) -> Any:
+    """Return the next result of a pool; UserError if the head of the cluster has not answered several times."""
+    for _ in range(_SILENT_CHECKS):
+        answers = True
+        while answers:
+            try:
+                return pool.get_next(timeout=_POLL_SECONDS)
+            except TimeoutError:
+                answers = _answers(head)
+    raise _HeadGone("the head of the Ray cluster does not answer", "start the cluster, then run the same command again")
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, _POLL_SECONDS).close()
+    except OSError:
+        return False
+    return True
