@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.images import decode
 from halflabel.images.decode import none_found_error
+from halflabel.images.file_identity import content_digest
 from halflabel.images.pack.source import ImagePaths
 from halflabel.images.sources import Features, FetchedBatch, Images, Plan
 from halflabel.images.views import View
@@ -78,9 +79,7 @@ def _digests(names: Names, folder: Path, values: torch.Tensor) -> NDArray[np.uin
         digests, place = np.zeros(len(names), np.uint64), _find(names, _all_names(files))
         digests[place[place >= 0]] = stored[place >= 0]
         return digests
-    factors = np.random.default_rng(0).integers(1 << 62, size=values.shape[1], dtype=np.int64)
-    blocks = [block.numpy().view(f"i{values.itemsize}") for block in torch.split(values, _ROWS)]
-    return np.concatenate([(block * factors).sum(1) for block in blocks]).view(np.uint64)
+    return np.array([content_digest(row.tobytes()) for row in values.numpy()], np.uint64)
 
 
 def holds_features(folder: str | Path) -> bool:

@@ -258,13 +258,11 @@ def test_jpegs_are_decoded_on_the_device_or_by_the_workers(tmp_path: Path, monke
 
 
 def test_another_pack_changes_the_digest_of_its_images(tmp_path: Path) -> None:
-    from halflabel.features.feature_cache import _images_digest
-
     folder = write_photos(tmp_path / "a", 3)
     names = Names(["00", "01", "02"])
 
     def stamp() -> str:
-        return _images_digest(open_packed_images(names, tmp_path / "p", VIEWS))
+        return open_packed_images(names, tmp_path / "p", VIEWS).digest()
 
     pack_images(folder, tmp_path / "p", UNCHANGED)
     first = stamp()
