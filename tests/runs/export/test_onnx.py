@@ -19,7 +19,7 @@ from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_transform import FeatureTransform, principal_components
-from halflabel.features.heads import Head, Linear, NormalisedLinear
+from halflabel.features.heads import Head, NormalisedLinear
 from halflabel.features.heads import Model as Network
 from halflabel.features.similar_images import SimilarImages
 from halflabel.fitting.config import Config
@@ -38,10 +38,10 @@ from halflabel.types import Output
 CLASSES = ("a", "b", "c", "d")
 
 
-def predictor_of(network: Network, size: int, *, mirror: bool = False) -> Model:
+def predictor_of(network: Network, size: int) -> Model:
     preprocess: Any = network.backbone.preprocess  # type: ignore[union-attr]
     view = Plain(size, "squash", preprocess.interpolation, preprocess.crop_pct)
-    config, cuts = Config(backbone="tiny", mirror=mirror), torch.tensor([0.1, 0.2, 0.3, 0.4])
+    config, cuts = Config(backbone="tiny"), torch.tensor([0.1, 0.2, 0.3, 0.4])
     return Model(network, config, Names(CLASSES), {"plain": view}, Calibration(1.5, -0.25, 9), cuts)
 
 

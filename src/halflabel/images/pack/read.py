@@ -70,7 +70,6 @@ class PackSettings:
     """How the images of a pack are stored: as JPEGs whose shorter side is at most `size`."""
 
     size: int = 448
-    quality: int = 90
 
     @classmethod
     def from_dict(cls, manifest: dict[str, Any]) -> PackSettings:

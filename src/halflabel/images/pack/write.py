@@ -50,6 +50,7 @@ from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits, hash_names
 from halflabel.system.webdataset import append_to_tar, end_tar
 
+_QUALITY = 90  # of JPEGs
 _BATCH = 16  # images that a worker encodes at a time
 _STORING = 0x7061636B  # separates the random numbers of the storage order from all others
 
@@ -328,7 +329,7 @@ def encode_image(path: Path, settings: PackSettings) -> tuple[bytes, int, int]:
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     stream = io.BytesIO()
     try:
-        Image.fromarray(pixels).save(stream, "JPEG", quality=settings.quality)
+        Image.fromarray(pixels).save(stream, "JPEG", quality=_QUALITY)
     except (OSError, ValueError) as error:  # a JPEG has at most 65,500 pixels a side
         raise BadImage(path, f"cannot be stored ({error})") from None
     return stream.getvalue(), new[1], new[0]
