@@ -48,8 +48,8 @@ def next_probabilities(head, feature, prefix):
     return {c: math.exp(s[c].item()) / total for c in free}
 
 
-def beam_search(head, feature, beam, length, score="sum"):
-    """For each label, the sum (or largest) of P(path to it) over the steps of a beam search, paths as lists."""
+def beam_search(head, feature, beam, length):
+    """For each label, the sum of P(path to it) over the steps of a beam search, paths as lists."""
     paths = [((), 1.0)]
     actual = [0.0] * head.classes
     for _ in range(length):
@@ -59,7 +59,7 @@ def beam_search(head, feature, beam, length, score="sum"):
                 if label == head.classes:
                     continue
                 here = probability * chance
-                actual[label] = actual[label] + here if score == "sum" else max(actual[label], here)
+                actual[label] += here
                 longer.append(((*path, label), here))
         paths = sorted(longer, key=lambda item: -item[1])[:beam]
     return actual

@@ -287,7 +287,6 @@ class Loop:
         relabel = self.method.relabel
         before = self._guesses()
         numbers = absorbed(relabel, sweep, self.state.epoch)
-        self.step.check_next_batch = True  # the method may compute its loss differently from now on
         guesses = self._guesses()
         if self.truth is None or guesses is None:
             return numbers

@@ -18,7 +18,7 @@ from halflabel.fitting.device import mixed_precision
 from halflabel.fitting.optimizer import make_optimizer, parameter_groups
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method
-from halflabel.methods.checks import checked_step
+from halflabel.methods.checks import check_loss
 from halflabel.system import distributed
 from halflabel.system.gpu_memory import MicroBatcher, Snapshot, out_of_gpu_memory
 from halflabel.types import Batch, Output
@@ -81,7 +81,6 @@ class OptimizerStep:
         self.micro_batches = MicroBatcher()
         can_split = self.called is model and self.device.type in _LIMITED_MEMORY
         self.snapshot = Snapshot(model, method) if can_split else None
-        self.check_next_batch = True  # whether to check the shapes and values that the method returns
 
     def begin(self) -> None:
         """Remember the state before a step, for `undo`."""
@@ -129,11 +128,8 @@ class OptimizerStep:
         soft = self.table.soft_targets(images)
         batch = Batch(index, moved, labels, None if soft is None else torch.from_numpy(soft).to(device))
         with self.autocast():
-            if self.check_next_batch:
-                loss = checked_step(self.method, self.called, batch, epoch)
-                self.check_next_batch = False
-            else:
-                loss = self.method.step(self.called, batch, epoch)
+            loss = self.method.step(self.called, batch, epoch)
+        check_loss(loss, f"the step of {type(self.method).__name__}")
         torch.autograd.backward(self.scaler.scale(loss if share == 1 else loss * share))
         return loss.detach()
 

@@ -20,6 +20,7 @@ from halflabel.errors import UserError
 from halflabel.features.heads import Head, HeadMaker, Linear, Model, in_words
 from halflabel.labels.table import Table
 from halflabel.methods import REGIMES as REGIMES  # exported for methods
+from halflabel.methods.checks import check_shape, check_targets
 from halflabel.methods.parts.losses import Loss, Reduce, over_entries
 from halflabel.methods.parts.relabel import Begins, Ignore, Relabeler
 from halflabel.methods.parts.terms import Term
@@ -166,14 +167,26 @@ class Method(nn.Module):
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         """Return the loss of one batch, a scalar; for an ensemble, the mean over its members. Epochs count from 1."""
         output = model(batch.views[0])
+        shape = tuple(batch.labels.shape)
+        if tuple(output.logits.shape) != shape:
+            inner = next((part for part in model.modules() if isinstance(part, Model)), model)
+            part, must = f"the head {type(inner.head).__name__}", f"logits of the shape {shape}, images × classes"
+            check_shape(output.logits, shape, part, must, "correct its `forward`")
         targets = self.relabel(batch, output.logits.detach(), epoch)
-        if output.members is None:
-            entry_loss = self.loss(output.logits, targets)
-        else:  # reductions are linear in the loss, so the mean over the members may be taken first
-            entry_loss = self.loss(output.members, targets).mean(0)
+        check_targets(targets, shape, self.relabel)
+        logits = output.logits if output.members is None else output.members
+        entry_loss = self.loss(logits, targets)
+        part, must = f"the loss {type(self.loss).__name__}", f"the loss of each entry {shape}, never reduced"
+        check_shape(entry_loss, tuple(logits.shape), part, must, "leave sums and means to reduce=")
+        if output.members is not None:  # reductions are linear in the loss, so the mean may be taken first
+            entry_loss = entry_loss.mean(0)
         loss = self.reduce(entry_loss, targets)
+        name = getattr(self.reduce, "__name__", type(self.reduce).__name__)
+        check_shape(loss, (), f"reduce= ({name})", "a scalar", "take the mean or the sum of it")
         for term in self.terms:
-            loss = loss + term(output, batch, targets)
+            value = term(output, batch, targets)
+            check_shape(value, (), f"the term {type(term).__name__}", "a scalar", "take the mean or the sum of it")
+            loss = loss + value
         return loss
 
     def label_loss(self, logits: Tensor, batch: Batch, epoch: int) -> Tensor:

@@ -25,7 +25,6 @@ _MIN_LOG_PROBABILITY = math.log(1e-6)  # the search of an image stops when its p
     paper="Wang, Yang, Mao, Huang, Huang, Xu 2016: CNN-RNN, a unified framework for multi-label image classification",
     lr=3e-4,
     tune={"order": ("frequent", "rare", "learned")},
-    needs={"beam": {"score": ("sum",)}},
 )
 def cnn_rnn(
     order: Literal["frequent", "rare", "learned"] = "frequent",
@@ -35,7 +34,6 @@ def cnn_rnn(
     dropout: BelowOne = 0.0,
     beam: Size = 5,
     length: Size = 10,
-    score: Literal["sum", "max"] = "sum",
 ) -> Method:
     """Predicts the labels of an image one after another, each depending on those before it.
 
@@ -54,15 +52,12 @@ def cnn_rnn(
     The score of c is the probability that a path contains it: the sum of P(path to c) over the steps of a beam search.
 
     order: frequent labels first (as in the paper), rare first, or learned: as the model scores the positives at the
-    first step. unknown: ignore, negative (absent, as in Huynh 2020), or auto: absent if no label at all is known to be
-    absent. dimensions (of u), hidden (of the LSTM). dropout: of z. beam: paths per image. length: the most labels of a
-    path. score: sum as above, or max, the most likely path.
+    first step. unknown: as in `warp`. dimensions (of u), hidden (of the LSTM). dropout: of z. beam: paths per image.
+    length: the most labels of a path.
 
     Differs from the paper: there all labels are known, so every label but the next one competes.
     """
-    head = partial(
-        RecurrentHead, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score
-    )
+    head = partial(RecurrentHead, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length)
     return Paths(Ordered(order, unknown), head)
 
 
@@ -121,10 +116,10 @@ class RecurrentHead(Head):
     training the logits are the margins s_c − s_end of the first step, and `unroll` returns those of later steps. In
     evaluation a beam search keeps the `beam` likeliest paths per image for `length` steps, and
 
-        "sum": p_c = Σ_t Σ_{paths π of t − 1 labels in the beam} P(π) P(l(t) = c | π);   x_c = log p_c − log(1 − p_c)
+        p_c = Σ_t Σ_{paths π of t − 1 labels in the beam} P(π) P(l(t) = c | π);   x_c = log p_c − log(1 − p_c)
 
-    is the probability that the path contains c, without the paths outside the beam; "max" takes the likeliest case
-    instead of the sum. The search of an image stops when its paths have together a probability below 1e-6.
+    is the probability that the path contains c, without the paths outside the beam. The search of an image stops when
+    its paths have together a probability below 1e-6.
 
     (B, D) or (B, D, h, w) -> logits (B, C). `class_maps` are the first step's margins at every place.
     """
@@ -139,10 +134,9 @@ class RecurrentHead(Head):
         dropout: float = 0.0,
         beam: int = 5,
         length: int = 10,
-        score: str = "sum",
     ) -> None:
         super().__init__()
-        self.classes, self.beam, self.length, self.score = classes, beam, min(length, classes), score
+        self.classes, self.beam, self.length = classes, beam, min(length, classes)
         self.labels = nn.Parameter(torch.randn(classes + 2, dimensions) / dimensions**0.5)  # then start, end
         self.lstm = nn.LSTM(dimensions, hidden, batch_first=True)
         self.from_state = nn.Linear(hidden, dimensions)
@@ -189,10 +183,7 @@ class RecurrentHead(Head):
             margins = at_least_float32(self._margins(image[:, None], out)).masked_fill(in_path, -math.inf)
             end = margins.new_zeros(*margins.shape[:2], 1)
             joint = path[:, :, None] + margins - torch.cat([margins, end], 2).logsumexp(2, keepdim=True)
-            if self.score == "sum":
-                log_p = torch.stack([log_p, joint.logsumexp(1)]).logsumexp(0)
-            else:
-                log_p = torch.maximum(log_p, joint.amax(1))
+            log_p = torch.stack([log_p, joint.logsumexp(1)]).logsumexp(0)
             if step + 1 == self.length:
                 break
             path, flat_index = joint.flatten(1).topk(min(self.beam, joint.shape[1] * self.classes))

@@ -19,8 +19,6 @@ class Selective(Relabeler):
     The weights have no gradient. Memory: 4 bytes per class.
     """
 
-    words = "unlikely unknown labels as absent"
-
     prior: Tensor  # (C,) mean of p
     seen: Tensor  # () images in that mean
 

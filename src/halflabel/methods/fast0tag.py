@@ -44,11 +44,9 @@ def fast0tag(
         L = 1/B Σ_i 1/(|P|·|N|) Σ_{p ∈ P} Σ_{n ∈ N} log(1 + exp(x_n − x_p)),   P known present, N known absent
 
     vectors: graph (computed from co-occurrence), a text file of word vectors (GloVe, word2vec), or text:MODEL, a
-    sentence encoder; vector_size: their length. The
-    vectors are saved with the model. hidden: sizes of the layers of φ, such as 1024 or 8192,2048; empty = a linear map
-    (Huynh 2020 has a nonlinear one). dropout: after each layer. unknown: ignore leaves unknown entries out of the
-    pairs, negative takes them as absent; auto means negative if no label at all is known to be absent, because pairs
-    need a negative.
+    sentence encoder; vector_size: their length. The vectors are saved with the model. hidden: sizes of the layers of φ,
+    such as 1024 or 8192,2048; empty = a linear map (Huynh 2020 has a nonlinear one). dropout: after each layer.
+    unknown: as in `warp`.
 
     An image is used only if a present and an absent label are known, and vectors of few classes from few labels may
     mean little.

@@ -34,8 +34,6 @@ def box_cox(cross_entropy: Tensor, q: float) -> Tensor:
 class SoftUnknown(Relabeler):
     """Unknown → (V·K, V·(1 − K)); each of w, b, μ, σ moves linearly from its first to its last value."""
 
-    words = "estimated labels"
-
     def __init__(self, w: Ends, b: Ends, mu: Ends, sigma: Ends, span: int) -> None:
         super().__init__()
         self.w = w

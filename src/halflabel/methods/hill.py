@@ -30,8 +30,6 @@ class Hill(Loss):
 class SelfPaced(Relabeler):
     """Unknown → absent, but from epoch `start_epoch` on, an unknown with p > τ → present, for this step only."""
 
-    words = "confident unknown labels as present"
-
     def __init__(self, tau: float = 0.6, start_epoch: int = 2, flip_known: bool = False) -> None:
         super().__init__()
         self.tau = tau

@@ -157,7 +157,6 @@ class Interactive(Method):
     and λ_f by the measured ratio of cross-entropy to ℓ_y and ℓ_f. `options` are those of `imcl`.
     """
 
-    words = "labels inferred from similar images and related classes"
     relabel: SimilarityMemory
     graph: LabelGraph
     measured: Tensor  # (3,) sums of CE, ℓ_y and ℓ_f over batches; 0 before any is measured

@@ -37,8 +37,6 @@ class LargeLoss(Relabeler):
     1 byte per image and class.
     """
 
-    words = "large losses of unknown labels"
-
     flipped: EntryStore  # (N, C) int8: 1 where flipped
 
     def __init__(self, scheme: str, delta: float) -> None:
@@ -107,8 +105,7 @@ def ll_ct(delta: float = 0.2) -> Method:
         L = 1/(B·C) Σ ℓ,   ℓ = −log p (present) or −log(1 − p) (absent or unknown), but −log p for the
         k = ceil(B·C·Δ·(epoch − 1)) largest ℓ of the batch's unknowns
 
-    delta Δ: percent of all entries, added per epoch; epochs count from 1, so the first changes nothing. The paper
-    trains 10 epochs: over many more, lower delta.
+    delta Δ: as in `ll-r`.
 
     Differs from the released code as `ll-r` does.
     """

@@ -93,11 +93,9 @@ def latent_noise(
         r₁ = σ(ρ W₁ f + b₁),   r₀ = σ(ρ W₀ f + b₀)           probability of a report if present, if absent
         h = r₁ v + r₀ (1 − v);   L = 1/(B·C) Σ BCE(h, y)     the relevance: what is reported
 
-    score: what is predicted and evaluated: visual (v) or relevance (h). Training is the same. unknown: ignore leaves
-    unknown entries out, negative takes them as not reported; auto means negative if no label at all is known to be
-    absent. Images without any known label are left out. first: b₁ and −b₀ at the start (3: 95 % of present labels are
-    reported, and 5 % of absent ones). noise_rate (ρ): how much slower than v the noise learns from the image. With 1
-    the noise learns what v should learn, and v is useless.
+    score: what is predicted and evaluated: visual (v) or relevance (h). Training is the same. unknown: as in `warp`.
+    first: b₁ and −b₀ at the start (3: 95 % of present labels are reported, and 5 % of absent ones). noise_rate (ρ): how
+    much slower than v the noise learns from the image. With 1 the noise learns what v should learn, and v is useless.
 
     Do not take unknown as not reported if most labels were never asked for.
 

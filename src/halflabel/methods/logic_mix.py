@@ -30,8 +30,7 @@ def logic_mix(members: int = 2, weight: NonNegative = 1.0, unknown: Unknown = "a
         x̃ = mean of x_1 … x_k,   ỹ = y_1 OR … OR y_k:   1 if any is 1, absent if all are absent, else unknown
         L = L_BCE(x, y) + weight · L_BCE(x̃, ỹ),   each divided by the number of labels used
 
-    members (k): images in a mixture, drawn from the batch; weight: of the mixtures; unknown: ignore leaves unknown
-    labels out, negative takes them as absent, auto means negative if no label is known to be absent.
+    members (k): images in a mixture, drawn from the batch; weight: of the mixtures; unknown: as in `warp`.
 
     A linear head on mean features scores a mixture by the mean of its images' logits, so mixtures teach it nothing new.
 

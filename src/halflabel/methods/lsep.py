@@ -21,8 +21,7 @@ def lsep(unknown: Unknown = "auto") -> Method:
 
         L = 1/B Σ_i log(1 + Σ_{n absent} Σ_{p present} exp(x_n − x_p))
 
-    unknown: ignore leaves unknown entries out of the pairs, negative takes them as absent; auto means negative if no
-    label at all is known to be absent, because pairs need a negative.
+    unknown: as in `warp`.
 
     Differs from Li 2017: there at most 1,000 pairs per image are sampled; here all are used, at the cost of a sum over
     classes.

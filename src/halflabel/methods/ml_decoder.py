@@ -97,8 +97,7 @@ def ml_decoder(
 
     queries: 0 = one per class (Query2Label); otherwise classes share so many (ML-Decoder uses 100 from 100 classes on).
     width: of queries and places, 768 in ML-Decoder; heads: attention heads, 8 in both papers; dropout: of attended and
-    hidden values; unknown: ignore leaves unknown labels out, negative takes them as absent, auto means negative if no
-    label is known to be absent.
+    hidden values; unknown: as in `warp`.
 
     With few labels it is below `bce`.
 

@@ -48,8 +48,7 @@ def rlsd(
     too a path follows the predictions, and the maximum decides which region learns.
 
     levels: 1 = the whole image only. length: the most labels of a region; 1 = no path, the maximum over windows.
-    unknown: ignore, negative (absent), or auto: absent if no label at all is known to be absent. dimensions
-    (of u), hidden (of the LSTM), dropout (of z): as in `cnn-rnn`.
+    unknown: as in `warp`. dimensions (of u), hidden (of the LSTM), dropout (of z): as in `cnn-rnn`.
 
     Differs from the paper in its regions: there a localisation network trained on boxes proposes them; here they are
     fixed, and no boxes are needed. Paths that follow predictions in training, the loss and all sizes are our choice.

@@ -29,7 +29,6 @@ class PropagateLabels(UnknownAs):
     device.
     """
 
-    words = "label propagation"
     is_static = False  # copied labels change with every sweep
     neighbour: Tensor  # (N,) int64, the nearest labelled image, −1 for none
     similarity: Tensor  # (N,) float32

@@ -30,8 +30,6 @@ class LabelEstimates(Relabeler):
     same labels, as after LinearInit, keeps what was learned.
     """
 
-    words = "estimated labels"
-
     theta: nn.Parameter  # (N, C) float32
 
     def __init__(self, seed: int = 0) -> None:

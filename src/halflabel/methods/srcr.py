@@ -52,8 +52,6 @@ class SelfTraining(Method):
     `supervise` ("first", "last" or "both"). Unless `shifted`, L_u uses the plain means of the class maps, a_c.
     """
 
-    words = "one view teaches the other"
-
     def __init__(
         self,
         relabel: Relabeler,
@@ -170,8 +168,6 @@ class Confident(Relabeler):
 
     Where both hold (τ = p = 0.5) they cancel. Before the epoch `first` all unknown → (0, 0).
     """
-
-    words = "pseudo-labels of confident scores"
 
     def __init__(self, tau: float, first: int = 1) -> None:
         super().__init__()

@@ -108,8 +108,6 @@ def taught(teacher: str = "", trust: Share = 0.2, smoothing: float = 0.1) -> Met
 class Taught(Relabeler):
     """Targets from known labels and the calibrated probabilities of a teacher. Memory: 4 bytes per entry."""
 
-    words = "scores of a teacher"
-
     is_static = True
     probability: Tensor  # (N, C) q, 0 where the teacher has no score
     trust: Tensor  # (C,) w

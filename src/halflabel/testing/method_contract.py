@@ -32,7 +32,7 @@ from halflabel.images.views import Plain
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, seeded
-from halflabel.methods.checks import absorbed, checked_step
+from halflabel.methods.checks import absorbed, check_loss
 from halflabel.runs.export.onnx import write_onnx
 from halflabel.runs.model import Model as Predictor
 from halflabel.runs.new_run import reserved_options
@@ -135,7 +135,7 @@ def check_values(recipe: Recipe, regime: str) -> None:
     learned = _learned(case.model, case.method)
     optimizer = torch.optim.SGD(learned, lr=0.01)
     has_moved = False
-    checked_step(case.method, case.model, case.batch(), 1)
+    check_loss(case.step(case.batch(), 1), f"the step of {type(case.method).__name__}")
     for epoch in range(1, EPOCHS + 1):
         loss = case.step(case.batch(), epoch)
         problem = f"the loss of epoch {epoch} is {loss.item():g}"

@@ -143,8 +143,6 @@ class UnknownAs(Relabeler):
     known to be absent (pairs need a negative), else "ignore". Images without any known label are always left out.
     """
 
-    words = "ranks of labels"
-
     is_static = True
 
     weight: Tensor

@@ -145,8 +145,6 @@ class LabelSmoothing(Relabeler):
     All labels are smoothed if `known`, else only unknown ones.
     """
 
-    words = "smoothed labels"
-
     is_static = True
 
     def __init__(self, smoothing: float, known: bool) -> None:
