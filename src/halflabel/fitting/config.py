@@ -192,7 +192,6 @@ class Config:
     )
     max_bad: Share = option(0.01, "Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
     workers: Count = option(0, "Processes that decode images.", SPEED, WITH_EMBED, command_default=2)
-    mirror: bool = option(False, "Average the scores of each image and its mirror image: takes twice the time.", IMAGES)
     epochs: Positive = option(
         10, "Passes over the training images.", OPTIMIZATION, EVERY_COMMAND, decided_by="by the number of images"
     )
