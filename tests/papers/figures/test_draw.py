@@ -17,11 +17,12 @@ from halflabel.cli import app
 from halflabel.fitting.config import Config
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
+from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.papers.figures import score_densities
 from halflabel.report.run_facts import read_run_facts
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.train import train
+from halflabel.runs.train import TrainingJob
 
 CLASSES = ["a$^$b", "one_$", *(f"digit {i}" for i in range(2, 10))]
 
@@ -45,7 +46,7 @@ def make(folder: Path, name: str, truth: Table, *, hidden: bool = True, **more: 
     config = Config(**{"backbone": "tiny", "size": 32, "held_out": 0.4, **how, **more})
     run = RunFolder(folder / name)
     known = drop.partial(truth, 0.66, seed=0)
-    train(known, folder / "images", config, run, truth=truth if hidden else None)
+    TrainingJob(Labels.of(known), folder / "images", config, run, truth if hidden else None).start()
     return run
 
 
