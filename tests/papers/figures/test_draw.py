@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.fitting.config import Config
 from halflabel.labels import drop, formats
-from halflabel.labels.policy import Policy
 from halflabel.labels.labels import Labels
+from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
 from halflabel.papers.figures import score_densities
 from halflabel.report.run_facts import read_run_facts
