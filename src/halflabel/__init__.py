@@ -7,38 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Config",
-    "HalfLabelClassifier",
-    "Head",
-    "Loss",
-    "Method",
-    "Model",
-    "Policy",
-    "Relabeler",
-    "Run",
-    "Table",
-    "Term",
-    "UserError",
-    "__version__",
-    "compare",
-    "continue_training",
-    "dataset",
-    "drop",
-    "evaluate",
-    "fill",
-    "fit",
-    "grow",
-    "loss",
-    "metrics",
-    "next_questions",
-    "read_labels",
-    "recipes",
-    "study",
-    "train",
-    "write_labels",
-]
-
 if TYPE_CHECKING:
     from halflabel.api import Run, continue_training, evaluate, train
     from halflabel.comparison.compare import compare
@@ -96,6 +64,7 @@ _HOMES = {
     "train": "api",
     "write_labels": "labels.formats:write",
 }
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from command_line import TINY, done, refused
+from command_line import TINY, done
 
 from halflabel.cli.sequence import fill_words, words_after_review
 from halflabel.cli.show import join_command
@@ -80,10 +80,6 @@ def test_runs_that_continue_one_another_are_numbered(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     folders = {name: next_run_folder(tmp_path / name).name for name in ("first", "first-2", "voc-2012")}
     assert folders == {"first": "first-3", "first-2": "first-3", "voc-2012": "voc-2012-2"}
-
-
-def test_export_without_a_format_names_both(trained: Path) -> None:
-    assert f"halflabel export onnx {trained}" in refused("export", trained)
 
 
 def test_paths_are_short_and_files_that_exist_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

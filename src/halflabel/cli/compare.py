@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -30,13 +30,13 @@ from halflabel.cli.options import (
     shared,
     training_words,
 )
-from halflabel.cli.progress import Bar
+from halflabel.cli.progress import Bar, CallbackBar
 from halflabel.cli.show import SafeConsole, console, plain_table, warnings_in_a_line
 from halflabel.comparison import compare as comparing
 from halflabel.comparison import study as studies
 from halflabel.errors import UserError
 from halflabel.fitting import assembly, auto
-from halflabel.fitting.callbacks import Callback, EpochLog
+from halflabel.fitting.callbacks import EpochLog
 from halflabel.fitting.config import COMMON, Config
 from halflabel.methods import base
 from halflabel.papers import datasets, settings, tables
@@ -270,17 +270,10 @@ def _show_panel(trials: Trials, rows: Sequence[Row]) -> None:
         show.paragraph(f"[bright_black]In a wider terminal, and in the files: {', '.join(missing)}[/]")
 
 
-class GridBar(Callback):
+class GridBar(CallbackBar):
     """A progress bar of the running task with the time left, and a line for each finished one."""
 
-    def __init__(self) -> None:
-        self._bar, self._due, self._epochs, self._task = Bar(""), math.nan, 1, ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    _due, _epochs, _task = math.nan, 1, ""
 
     def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
         self._due = math.nan if seconds_left is None else time.monotonic() + seconds_left

@@ -84,8 +84,12 @@ def fill(
     Example: halflabel fill runs/first --undo labels.csv
     """
     if undo is not None:
+        place = str(run) if source is None and run is not None else None
         if distributed.is_main():
-            _undo(undo, source, run, retract)
+            done = undo_fill.undo(undo, source=source, run=place, retract=retract)
+            what = f"{counted(done.rows, 'row')} {'retracted' if retract else 'removed'}"
+            kept = f"; {group_digits(done.answered_since)} later answers stay" if done.answered_since else ""
+            console.print(f"{what} in [bold]{escape(str(undo))}[/]: {escape(', '.join(done.sources))}{kept}")
         return
     check_needs("--undo FILE", {"--source": source is not None, "--retract": retract})
     if run is None or images is None:
@@ -249,17 +253,6 @@ def _show_lower_precision(plan: fill_plan.FillPlan, run: Path, images: Path, opt
     commands = [["fill", run, images, *option_words({"precision": lower[-1][0], **options})], learn]
     for title, words in zip(("Next", "Or"), commands if lower[-1][1] >= _USEFUL else commands[::-1], strict=True):
         show.next_command(*words, title=title)
-
-
-def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> None:
-    place = str(run) if source is None and run is not None else None
-    done = undo_fill.undo(path, source=source, run=place, retract=retract)
-    what = "retracted" if retract else "removed"
-    sources = escape(", ".join(done.sources))
-    console.print(f"{counted(done.rows, 'row')} {what} in [bold]{escape(str(path))}[/]: {sources}")
-    if done.answered_since:
-        number = group_digits(done.answered_since)
-        console.print(f"{number} of these entries were answered since then: the answers stay")
 
 
 def _show(plan: fill_plan.FillPlan, counts: fill_plan.FillCounts) -> None:

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
 
 from halflabel.cli import app, show
 from halflabel.cli.options import (
@@ -222,17 +221,8 @@ def _describe(item: predict_files.Prediction) -> str:
     return "  ".join(f"[bold]{text}*[/]" if is_present else f"[bright_black]{text}[/]" for is_present, text in texts)
 
 
-class _ExportGroup(TyperGroup):
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands and Path(args[0]).exists():
-            fix = f"halflabel export onnx {args[0]}, or halflabel export hub {args[0]} --out FOLDER"
-            raise UserError("export needs a format, onnx or hub", fix)
-        return super().resolve_command(ctx, args)
-
-
 export = typer.Typer(
     name="export",
-    cls=_ExportGroup,
     no_args_is_help=True,
     help="Export a trained model as an ONNX file or for the Hugging Face Hub.",
 )

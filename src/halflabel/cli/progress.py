@@ -67,14 +67,11 @@ class Bar:
             self._progress = None
 
 
-class TrainingBar(Callback):
-    """A progress bar per epoch, then a line with its metrics; `word` is the name of an epoch."""
+class CallbackBar(Callback):
+    """A callback with a progress bar, which another may replace."""
 
-    def __init__(self, word: str = "epoch") -> None:
-        self.word = word
+    def __init__(self) -> None:
         self._bar = Bar("")
-        self._epochs = self._images = self._seen = self._timed = 0
-        self._began = 0.0  # of the first epoch that this process trains
 
     def __enter__(self) -> Self:
         return self
@@ -82,10 +79,19 @@ class TrainingBar(Callback):
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+
+class TrainingBar(CallbackBar):
+    """A progress bar per epoch, then a line with its metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epochs = self._images = self._seen = self._timed = 0
+        self._began = 0.0  # of the first epoch that this process trains
+
     def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
         self._epochs, self._images, self._seen = epochs, images, 0
         self._bar.stop()
-        self._bar = Bar(f"{self.word} {epoch}/{epochs}")
+        self._bar = Bar(f"epoch {epoch}/{epochs}")
         self._bar(0, images)  # not earlier: the features may show their own bar first
         if not self._timed:
             self._began = time.perf_counter()
@@ -97,7 +103,7 @@ class TrainingBar(Callback):
 
     def on_epoch_end(self, log: EpochLog) -> None:
         self._bar.stop()  # another callback may show the next epoch
-        parts = [f"{self.word} {log['epoch']:>3}/{self._epochs}", f"loss {log['loss']:.4f}"]
+        parts = [f"epoch {log['epoch']:>3}/{self._epochs}", f"loss {log['loss']:.4f}"]
         for key, title in (("mAP", "mAP"), ("assumed_mAP", "mAP (unknown = absent)")):
             if key in log:
                 parts.append(f"{title} {points(log[key])}")

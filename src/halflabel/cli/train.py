@@ -117,7 +117,12 @@ def train(
         place = out or Path("runs") / (method if names is None else "names")
         run = distributed.run_on_main(lambda: run_folder.RunFolder.create(place, force=force))
         if names is not None:
-            job = _job_of_names(names, images, run, training)
+            rows = from_nothing.without_labels(images, names)
+            choice = auto.choose(rows.training.stats, method=from_nothing.FROM_NOTHING)
+            of_method = training.pop("options")
+            training = {"workers": 2, "names": "on", **training}
+            config = new_run.make_config(choice, training, of_method, absolute_path(images))
+            job = runs_train.TrainingJob(rows, images, replace(config, from_nothing=True), run)
         else:
             assert labels is not None
             job = _new_job(read, labels, images, method, run, training, earlier)
@@ -159,17 +164,6 @@ def _new_job(
         config = new_run.change_config(Config.from_dict(earlier), choice.method, given, options, place)
     assemblies.Assembly(config).check_fit(training, table)
     return runs_train.TrainingJob(label_import.rows, images, config, run)
-
-
-def _job_of_names(
-    classes: list[str], images: Path, run: run_folder.RunFolder, training: dict[str, Any]
-) -> runs_train.TrainingJob:
-    """Return the training of a run without labels, by class names alone."""
-    rows = from_nothing.without_labels(images, classes)
-    training = {"workers": 2, "names": "on", **training}
-    choice = auto.choose(rows.training.stats, method=from_nothing.FROM_NOTHING)
-    config = new_run.make_config(choice, training, training.pop("options"), absolute_path(images))
-    return runs_train.TrainingJob(rows, images, replace(config, from_nothing=True), run)
 
 
 def _show_job(job: runs_train.TrainingJob, images: Path) -> None:
