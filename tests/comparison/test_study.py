@@ -333,7 +333,6 @@ def test_the_command_study(tmp_path: Path) -> None:
     for words, message in (
         (["--budgets", "half"], "--budgets 0.1,0.3,1"),
         (["--budgets", "2"], "not in (0, 1]"),
-        (["--strategies", "wild"], "partial, dense, noisy, noisy+"),
         (["--method", "bcee"], "did you mean"),
         (["--set", "lr=0"], "cannot be used"),
         (["--set", "batch_size=2"], "batch size was 32, is 2"),
