@@ -208,7 +208,7 @@ class Bench(ExperimentSources):
     def train(self, task: Task, *, callback: Callback | None = None, folder: Path | None = None) -> Trained:
         """Train one task and score the test images; with a folder, an interrupted task resumes at its last epoch."""
         # The start is not timed: otherwise the first task that needs it would pay for all.
-        has_start = self.start is not None and task.candidate.fit == "batches"
+        has_start = self.start is not None and task.candidate.fit == "batches" and not self._is_start(task)
         return self._train(task, self._started(task) if has_start else None, callback, folder)[0]
 
     def _started(self, task: Task) -> Fitted:
@@ -285,7 +285,7 @@ class Bench(ExperimentSources):
     def _train(
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
     ) -> tuple[Trained, Fitted | None]:
-        """Train a task from the weights of a start, if there is one; the start itself is only scored."""
+        """Train a task from the weights of a start, if there is one."""
         assembly = self.assembly(task)
         known, inside, outside = self._divided(task)
         part = np.full(len(known), LEFT_OUT, np.int8)
@@ -322,7 +322,6 @@ class Bench(ExperimentSources):
             part=part,
             validation=None if validation is None or parts.validation is None else (parts.validation, validation),
             begin=None if start is None else partial(copy_start, start.weights),
-            trained=start if self._is_start(task) else None,
             watch=replace(watch, resume=folder is not None, truth=self.rest if self.truth else None),
         )
         model, size = fitted.model.to(self.device), 512 if cached else 64

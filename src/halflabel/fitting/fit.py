@@ -194,7 +194,6 @@ def fit(
     part: NDArray[np.int8] | None = None,
     validation: tuple[Source, Table] | None = None,
     begin: Begin | None = None,
-    trained: Fitted | None = None,
     start: Fit | None = None,
     watch: Watch = Watch(),
 ) -> Fit:
@@ -203,8 +202,8 @@ def fit(
     The labels of `choosing`, by default `labels.choosing`, choose the strength of L-BFGS; those of `labels.evaluation`
     on held-out images, or of `validation`, choose the epoch of batches. `part` says which images are held out or left
     out, by default `hold_out`. With `folds` each image is scored by a model without its fold, in batches too; then
-    there is no model of all images. `trained` holds the weights of this very training. `start` is an earlier fit to
-    fewer labels of the same images: a linear head is fitted from its solution.
+    there is no model of all images. `start` is an earlier fit to fewer labels of the same images: a linear head is
+    fitted from its solution.
     """
     assembly = Assembly(config, recipe)
     table = labels.training
@@ -218,11 +217,11 @@ def fit(
         return _fit_folds(assembly, labels, inputs, folds)
     if part is None:
         part = hold_out(labels.evaluation, config, inputs.groups)
-    # A whole network is tuned from the frozen recipe on, unless the images that validate it or its weights are given.
-    can_start = assembly.tunes_from_frozen and inputs.backbone is not None and validation is None and trained is None
+    # A whole network is tuned from the frozen recipe on, unless the images that validate it are given.
+    can_start = assembly.tunes_from_frozen and inputs.backbone is not None and validation is None
     inside = table.subset(np.flatnonzero(part == TRAINED))
     way = _Whole if can_start and solver_hindrance(cross_entropy(), "bce", inside) is None else _Batches
-    return way(assembly, labels, inputs, part, choosing, validation, begin, trained, watch).fit()
+    return way(assembly, labels, inputs, part, choosing, validation, begin, watch).fit()
 
 
 def _fit_nothing(labels: Labels, inputs: Inputs, config: Config) -> Fit:
@@ -322,7 +321,6 @@ class _Batches:
     choosing: Table | None = None
     validation: tuple[Source, Table] | None = None
     begin: Begin | None = None
-    trained_already: Fitted | None = None
     watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
@@ -347,9 +345,6 @@ class _Batches:
             similar, self.base.similar = self.base.similar, None
         head = self._make_head(method)
         model = Model(None if self.is_cached else self.inputs.backbone, head)
-        if self.trained_already is not None:
-            model.load_state_dict(self.trained_already.weights)
-            return self._result(model, source, self.trained_already, [])
         log: list[EpochLog] = []
         place = None if self.watch.folder is None else self.watch.folder / config.tune
         begin = self.begin
