@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -107,27 +104,6 @@ def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> 
     other = formats.read(data / "train.csv").table().subset(range(40))
     formats.write(other, tmp_path / "run" / "labels.parquet")
     assert "labels.parquet is damaged" in refused("train", "--resume", tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path) -> None:
-    done(
-        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--set", "held_out=0",
-        "--tune", "all", "--method", "em", "--set", "alpha=0.05", "--seed", "0", *TINY,
-    )  # fmt: skip
-    # From anywhere, also when the run has moved; whatever the words in the environment of whoever calls it.
-    moved = (tmp_path / "run").rename(tmp_path / "a run")
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "halflabel"
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m halflabel "$@"\n')
-    command.chmod(0o755)
-    env = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "CDPATH": str(tmp_path)}
-    ended = subprocess.run(["sh", moved / "repro.sh"], cwd="/", env=env, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    again = tmp_path / "a run-again"
-    assert (again / "best.safetensors").read_bytes() == (moved / "best.safetensors").read_bytes()
-    first, second = RunFolder(moved).read_config(), RunFolder(again).read_config()
-    assert first == second
 
 
 def test_images_without_a_file_are_counted_before_a_run_begins(data: Path, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_json_files_must_hold_objects(tmp_path: Path) -> None:
 
 def test_paths_that_are_not_utf8_are_written_unchanged(tmp_path: Path) -> None:
     run, odd = RunFolder(tmp_path), b"ph\xff".decode(errors="surrogateescape")
-    run.write_text("repro.sh", f"echo {odd}\n")
-    assert (tmp_path / "repro.sh").read_bytes() == b"echo ph\xff\n"
+    run.write_text("note.txt", f"echo {odd}\n")
+    assert (tmp_path / "note.txt").read_bytes() == b"echo ph\xff\n"
     run.write_config({"images": odd})
     assert run.read_config() == {"images": odd}

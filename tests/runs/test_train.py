@@ -29,7 +29,7 @@ def test_the_files_of_a_run(tmp_path: Path, folder: Path) -> None:
     assert {path.name for path in run.folder.iterdir()} == {
         "bad_images.csv", "best.safetensors", "calibration.json", "checksums.json", "config.yaml",
         "env.json", "images.parquet", "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json",
-        "model_card.md", "per_label.csv", "repro.sh", "scores.parquet", "thresholds.json",
+        "model_card.md", "per_label.csv", "scores.parquet", "thresholds.json",
     }  # fmt: skip
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
     assert run.read_object("metrics.json")["mAP"] == pytest.approx(evaluation.overall["mAP"])

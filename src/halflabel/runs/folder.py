@@ -58,7 +58,7 @@ from halflabel.system.reporter import SILENT, Reporter
 _RESULT_FILES = (  # of a training, which the next one in the folder removes
     *("best.safetensors", "log.jsonl", "log.csv", "metrics.json", "names.csv", "per_label.csv", "images.parquet"),
     *("scores.parquet", "thresholds.json", "calibration.json", "checksums.json", "bad_images.csv", "model_card.md"),
-    *("repro.sh", "made.json", "report.html", "truth.parquet"),
+    *("made.json", "report.html", "truth.parquet"),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,7 +47,7 @@ from halflabel.runs.model import Model
 from halflabel.runs.model_card import model_card
 from halflabel.runs.run_files import write_digests
 from halflabel.system import distributed
-from halflabel.system.files import absolute_path, write_csv
+from halflabel.system.files import write_csv
 from halflabel.system.reporter import SILENT, Reporter
 
 
@@ -261,7 +260,6 @@ class TrainingJob:
         # One entry: safetensors writes several in any order, and equal models are to be equal files.
         save_tensors(network.state_dict(), run.weights, {"halflabel": json.dumps(about)})
         run.write_checksums(run.weights.name)
-        run.write_text("repro.sh", _repro(run, str(self.images) if isinstance(self.images, Path) else config.images))
         run.write_completion(self.assembly.describe(self.table))
         evaluation = None if fitted.scores is None else self._evaluate(fitted.scores)
         if self.reporter.callback is not None:
@@ -337,14 +335,6 @@ def _align(truth: Table, table: Table) -> Table:
 
     images = find("image", table.images, truth.images.index(table.images.array))
     return truth.subset(images, find("class", table.classes, truth.classes.index(table.classes.array)))
-
-
-def _repro(run: RunFolder, images: str) -> str:
-    """A shell script that repeats the training with the labels of the run folder; it can be called from anywhere."""
-    place = shlex.quote(absolute_path(images) if images else "")  # images in memory have no folder
-    files = f'"$here"/{run.labels.name} {place} --config "$here"/config.yaml'
-    command = f'halflabel train {files} --out "$here"-again'
-    return f'#!/bin/sh\nhere=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd) || exit\n{command}\n'
 
 
 class _LogWriter(Callback):
