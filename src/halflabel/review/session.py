@@ -126,7 +126,7 @@ class ReviewSession:
                 # Ties go to the class that comes first in the list.
                 column = Counter(e % len(self.classes) for e in free).most_common(1)[0][0]
                 free = [e for e in free if e % len(self.classes) == column]
-                free.sort(key=lambda e: -_zero_if_nan(self.pool[e].probability))
+                free.sort(key=lambda e: -np.nan_to_num(self.pool[e].probability))
             second = [e for e in free if e in team.given] if state == "open" and not one_class else []
             if second:
                 new = [e for e in free if e not in team.given]
@@ -208,7 +208,7 @@ class ReviewSession:
             def rank(column: int) -> tuple[float, float]:
                 answer = team.visible(self._entry(image, column), who)
                 value = answer.value if answer is not None else int(labels[column])
-                return -value, -_zero_if_nan(float(scores[column]))
+                return -value, -float(np.nan_to_num(scores[column]))
 
             entries = [self._entry(image, column) for column in sorted(range(len(self.classes)), key=rank)]
             return [self._show(e, who, self._question(e, _CHOSEN)) for e in entries]
@@ -376,10 +376,6 @@ class ReviewSession:
         for e in entries:
             if e not in self.team.waiting or self._leases.get(e, (tab, 0.0))[0] == tab:
                 self._leases.pop(e, None)
-
-
-def _zero_if_nan(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
 
 
 def _none_if_nan(value: float) -> float | None:

@@ -216,15 +216,12 @@ def predict_to_parquet(
 
 def _take(blocks: Iterator[_Block], images: int) -> _Block | None:
     """Join the next blocks until they have so many images; None after the last."""
-    taken: list[_Block] = []
-    names, errors = list[str](), dict[int, str]()
-    for block in blocks:
-        taken.append(block)
-        errors.update({len(names) + number: error for number, error in block.errors.items()})
+    names, scores, errors = list[str](), list[Tensor](), dict[int, str]()
+    while len(names) < images and (block := next(blocks, None)) is not None:
+        errors |= {len(names) + number: error for number, error in block.errors.items()}
         names += block.names
-        if len(names) >= images:
-            break
-    return _Block(names, torch.cat([block.scores for block in taken]), errors) if taken else None
+        scores.append(block.scores)
+    return _Block(names, torch.cat(scores), errors) if names else None
 
 
 def _made_of(model: Model, files: FileList, options: dict[str, Any]) -> dict[str, Any]:

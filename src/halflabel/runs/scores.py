@@ -57,10 +57,7 @@ class ScoredImages:
 
 
 def score_images(run: RunFolder, names: Names, folder: Path, reporter: Reporter = SILENT) -> Scores:
-    """Return the scores of images: those that the run has stored, and those of its final model for the others.
-
-    The folder that the run was trained on may have images that `folder` lacks.
-    """
+    """Return the scores of images: those that the run has stored, and those of its final model for the others."""
     scores = _stored_scores(run, names)
     rows = np.flatnonzero(np.isnan(scores.logits).any(1))
     if len(rows):
@@ -68,7 +65,7 @@ def score_images(run: RunFolder, names: Names, folder: Path, reporter: Reporter 
 
         predictor = Model.open(run)
         config = predictor.config
-        also_in = local_path(config.images) if config.images else None
+        also_in = local_path(config.images) if config.images else None  # may have images that `folder` lacks
         try:
             source = _open(config, names.take(rows), folder, predictor.views, also_in)
             scores.logits[rows] = predictor.logits(source, reporter, cached=True).numpy()
@@ -98,18 +95,19 @@ def scored_images(
 ) -> ScoredImages:
     """Return the scores of a run for the images of its labels, from the cache unless weights or images have changed.
 
-    `further_photos` of the folder, of which the run has no label, are scored too.
-
-    The table holds only labels that people made: labels made by a model are no evidence of what is present. A run
-    without any label has no model yet: its scores are NaN.
+    `further_photos` of the folder, of which the run has no label, are scored too. The table holds only labels that
+    people made. A run without any label has no model yet: its scores are NaN.
     """
     folder = local_folder(folder)
     rows = run.read_rows() if further_photos is None else run.read_rows().with_images(further_photos)
     table, paths = rows.people, first_files(list(rows.images), folder)
     if table.known:
         run.check_finished()
-    scores = _stored_scores(run, table.images)
-    values = _final_model(run, table, folder, paths, reporter)
+    scores, store = _stored_scores(run, table.images), _store(run, table, folder, paths)
+    if store.fault() is not None:
+        store.build(partial(_compute, run, table, folder, reporter), message=reporter.message)
+    store.mark_used()
+    values = store.values()
     for index in image_blocks(*table.shape):
         stored, final = scores.logits[index], values[index]
         is_stored = ~(np.isnan(stored).any(1) | np.isnan(final[:, -1]))  # and can be read now
@@ -127,18 +125,8 @@ def scored_images(
     )
 
 
-def _final_model(
-    run: RunFolder, table: Table, folder: Path, paths: Sequence[Path | None], reporter: Reporter
-) -> NDArray[np.float32]:
-    """Return the logits of the final model, NaN where there is none, beside the projected features: (N, C + 64)."""
-    store = _store(run, table, folder, paths)
-    if store.fault() is not None:
-        store.build(partial(_compute, run, table, folder, reporter), message=reporter.message)
-    store.mark_used()
-    return store.values()
-
-
 def _store(run: RunFolder, table: Table, folder: Path, paths: Sequence[Path | None]) -> VectorStore:
+    """Return the store of the logits of the final model, NaN without one, and projected features: (N, C + 64)."""
     # Images in a pack are not files; the pack's index holds all their checksums.
     files = [folder / "index.arrow", *tar_files(folder), *(path for path in paths if path is not None)]
     images = sha256("\0".join((*table.classes, *table.images)).encode("utf-8", "surrogateescape"))
