@@ -151,7 +151,8 @@ def continue_by_command(task: Task, out: Path) -> Path:
 
 def finish(task: Task, _: Path) -> Path:
     run, images = RunFolder(run_of(train_before_answers, task)), task.material.folder / "images"
-    return Path(finish_review(run, images, run.answers, precision=0.6, write_report=None, step=lambda text: None).run)
+    about = {"precision": 0.6, "write_report": None, "step": lambda text: None}
+    return Path(finish_review(run, images, run.answers, **about)["run"])
 
 
 def run_of(door: Callable[[Task, Path], Path], task: Task) -> Path:

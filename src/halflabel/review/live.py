@@ -175,7 +175,10 @@ class LiveReview:
     def update(self, answers: Sequence[EntryAnswer]) -> LiveUpdate:
         """Fit the model to the labels and these answers, and choose the next questions."""
         begun = time.perf_counter()
-        rows = self._with_answers([item for item in answers if item.value])
+        columns = np.array([item for item in answers if item.value], np.float64).reshape(-1, 4).T
+        image, column, value = columns[:3].astype(np.int64)
+        names = self.rows.images, self.rows.classes
+        rows = self.rows.append(Labels.build(*names, image, column, value, "person", weight=columns[3]))
         logits, labels = self.refit(rows), rows.training.dense()
         drawn = [item for item in answers if item.weight and item.weight != self.fill_weights.get(item.entry)]
         controls = [item for item in drawn if item.value]
@@ -204,12 +207,6 @@ class LiveReview:
         queue = mix(chosen, new, share, np.random.default_rng([seed, len(answered)]))
         queue += [item for item in random if item.entry in answered]
         return LiveUpdate(p, queue, quality, time.perf_counter() - begun)
-
-    def _with_answers(self, answers: Sequence[EntryAnswer]) -> Labels:
-        columns = np.array(answers, np.float64).reshape(-1, 4).T
-        image, column, value = columns[:3].astype(np.int64)
-        rows = self.rows
-        return rows.append(Labels.build(rows.images, rows.classes, image, column, value, "person", weight=columns[3]))
 
     def _calibrated_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Calibrate by the labels that the run began with; from nothing the logits stay as they are."""

@@ -172,7 +172,7 @@ def _work(connection: Connection, setup: LiveSetup) -> None:
                 continue
             about: dict[str, Any] = {"precision": setup.precision, "write_report": setup.write_report, "step": show}
             try:
-                result = finish_review(run, setup.images, content, **about)._asdict()
+                result = finish_review(run, setup.images, content, **about)
             except UserError as error:
                 result = {"error": f"{error}."}
             connection.send(("finish", {"step": "", "result": result}))

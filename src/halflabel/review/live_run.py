@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from halflabel.errors import UserError
 from halflabel.features.backbone_names import DEFAULT
@@ -18,8 +17,8 @@ from halflabel.questions.choose import asked_entries
 from halflabel.review.live import LiveReview
 from halflabel.runs.crossfit import open_inputs
 from halflabel.runs.folder import RunFolder, next_run_folder
-from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
-from halflabel.runs.train import train
+from halflabel.runs.from_nothing import FROM_NOTHING, without_labels
+from halflabel.runs.new_run import continue_training
 from halflabel.system.files import absolute_path
 
 
@@ -45,18 +44,6 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
     return LiveReview(open_inputs(config, labels, images, run.cache), config, labels, precision, fill_weights)
 
 
-class FinishedReview(NamedTuple):
-    """Where the results are, and what could not be done."""
-
-    run: str
-    answers: int
-    mean_average_precision: float | None  # out of fold, on known labels
-    filled: str  # the label file, "" if nothing was filled
-    filled_labels: int
-    report: str
-    note: str
-
-
 def finish_review(
     run: RunFolder,
     images: Path,
@@ -65,40 +52,32 @@ def finish_review(
     precision: float,
     write_report: Callable[..., Any] | None,
     step: Callable[[str], None],
-) -> FinishedReview:
+) -> dict[str, Any]:
     """Train a new run beside `run` from its labels and the answers; write its filled labels and its report.
 
-    The settings stay; a review that started without labels learns as it did meanwhile. `step` receives a description
-    of each step.
+    Return the paths of the run, of `filled` labels ("" for none) and of the report, numbers, and a note on what could
+    not be done. `step` receives a description of each step.
     """
     rows = run.read_rows()
     with closing(AnswerStore(answers)) as store:
         answered = store.label_rows(rows.images, rows.classes)
     if not len(answered):
         raise UserError("there are no answers yet", "answer some questions first")
-    labels = rows.append(answered)
-    config = replace(Config.from_dict(run.read_config()), images=absolute_path(images))
-    config = learn_from_answers(config, labels.training)
-    folder = next_run_folder(run.folder)
     step("training")
-    new = RunFolder.create(folder)
-    evaluation = train(labels, images, config, new)
-    new.inherit_fill_options(run)
-    note, filled, count = "", "", 0
+    new = RunFolder.create(next_run_folder(run.folder))
+    job = continue_training(run, new, answers=answered, images=images)
+    job.start()
+    result: dict[str, Any] = {"run": str(new.folder), "answers": len(answered), "filled": "", "filled_labels": 0}
     step("filling unknown labels")
     try:
-        plan = fill(new, images, precision=precision)
-        tally = write_filled(plan, new.filled, base=labels)
-        filled, count = str(new.filled), int((tally.present + tally.absent).sum())
+        tally = write_filled(fill(new, images, precision=precision), new.filled, base=job.labels)
+        result |= {"filled": str(new.filled), "filled_labels": int((tally.present + tally.absent).sum()), "note": ""}
     except NotShown:
-        command = shlex.join(["halflabel", "fill", str(folder), str(images), "--precision", f"{precision:g}"])
-        note = f"No labels were filled: that needs answers to random questions, which this command asks: {command}"
+        command = shlex.join(["halflabel", "fill", str(new.folder), str(images), "--precision", f"{precision:g}"])
+        result["note"] = f"No labels were filled: that needs answers to random questions, which this asks: {command}"
     except UserError as error:
-        note = f"No labels were filled: {error}."
+        result["note"] = f"No labels were filled: {error}."
     if write_report is not None:
         step("writing the report")
         write_report(new, images=images)
-    score = evaluation.overall.get("mAP") if evaluation is not None else None
-    known = None if score is None or score != score else float(score)
-    report = str(new / "report.html") if write_report is not None else ""
-    return FinishedReview(str(folder), len(answered), known, filled, count, report, note)
+    return result | {"report": "" if write_report is None else str(new / "report.html")}

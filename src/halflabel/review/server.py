@@ -153,7 +153,7 @@ def make_app(
 
     @post("/api/answers")
     def answers(batch: AnswerSteps, who: Reviewer = "") -> dict[str, Any] | Response:
-        if not all(session.has_entry(step.entry) for step in batch.steps):
+        if any(step.entry >= len(session.images) * len(session.classes) for step in batch.steps):
             return JSONResponse({"error": "no such entry"}, 422)
         # Consecutive steps of one kind are stored in one transaction.
         for (kind, chosen, settles, given_by), group in groupby(

@@ -256,7 +256,7 @@ class ReviewSession:
         """Undo answers: earlier answers hold again, or the question is open again, reserved for `tab`."""
         with self._lock:
             self.answers.undo(keys, who or self.who)
-            changed = self.team.entries_of(keys)
+            changed = {e for e, given in self.team.given.items() if any(item.key in keys for item in given)}
             self._reload_entries(changed)
             if tab:
                 self.renew(tab, changed)
@@ -284,10 +284,6 @@ class ReviewSession:
                     about = answer.image, answer.label, answer.value, answer.score, question.why, question.weight
                     self.answers.add([Answer(secrets.token_hex(16), *about)], answer.who, self.run)
                     self._reload_entries([e])
-
-    def has_entry(self, e: int) -> bool:
-        """Whether there is an entry with that number."""
-        return 0 <= e < len(self.images) * len(self.classes)
 
     def progress(self, who: str = "") -> dict[str, Any]:
         """Return how many questions are answered, in total and per class, and the estimates from control answers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -64,11 +64,6 @@ class TeamAnswers:
     def votes(self, e: int) -> list[Answer]:
         """Return the answers about an entry, without the one that settled a conflict."""
         return [item for item in self.given.get(e, ()) if item.why != SETTLED]
-
-    def entries_of(self, keys: Iterable[str]) -> set[int]:
-        """Return the entries that the answers with these keys are about."""
-        wanted = set(keys)
-        return {e for e, given in self.given.items() if any(item.key in wanted for item in given)}
 
     def conflicts(self) -> list[int]:
         """Return the entries that people differ about, oldest first."""

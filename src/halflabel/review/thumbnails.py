@@ -57,16 +57,12 @@ class Thumbnails:
         """Return the photo as JPEG, its longer side at most SIZES[size] pixels."""
         if size not in SIZES:
             raise ImageUnavailable("no such size")
+        path, side, stream = self.path(image), SIZES[size], io.BytesIO()
         with self._decoding:
-            return _shrink(self.path(image), SIZES[size])
-
-
-def _shrink(path: Path, side: int) -> bytes:
-    try:
-        picture = Image.fromarray(read_pixels(path, min_side=side))
-    except BadImage as bad:
-        raise ImageUnavailable(f"the image cannot be read ({bad.reason})") from None
-    picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=88)  # without metadata
-    return stream.getvalue()
+            try:
+                picture = Image.fromarray(read_pixels(path, min_side=side))
+            except BadImage as bad:
+                raise ImageUnavailable(f"the image cannot be read ({bad.reason})") from None
+            picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+            picture.save(stream, "JPEG", quality=88)  # without metadata
+        return stream.getvalue()
