@@ -147,18 +147,18 @@ def _compute(
     from halflabel.fitting.assembly import Assembly, pooled_features
     from halflabel.runs.model import Model
 
-    if run.weights.is_file():
-        predictor = Model.open(run)
-        source = _open(predictor.config, table.images, folder, predictor.views)
+    names, config = table.images, Config.from_dict(run.read_config())
+    predictor = Model.open(run) if run.weights.is_file() else None
+    backbone: Any = Assembly(config).make_backbone() if predictor is None else predictor.network.backbone
+    source = _open(config, names, folder, config.views(backbone) if predictor is None else predictor.views)
+    is_scored = run.score_kind == "out-of-fold" and bool((run.split_of(names) >= 0).all())
+    if predictor is not None and not is_scored:
         swept = predictor.sweep(source, reporter, cached=True)
         logits, wide = swept.logits.numpy(), swept.features.flatten(1).numpy()
     else:
-        config = Config.from_dict(run.read_config())
-        assembly, classes = Assembly(config), len(table.classes)
-        backbone = assembly.make_backbone()
-        source = _open(config, table.images, folder, config.views(backbone))
-        features = assembly.features(backbone, source, classes, run.cache, for_training=False, reporter=reporter)
-        logits, wide = Scores.unknown(table.images, table.classes).logits, pooled_features(features).numpy()
+        about: dict[str, Any] = {"for_training": False, "reporter": reporter}
+        features = Assembly(config).features(backbone, source, len(table.classes), run.cache, **about)
+        logits, wide = Scores.unknown(names, table.classes).logits, pooled_features(features).numpy()
     projected = _project(wide)
     for index in image_blocks(rows, len(table.classes)):
         yield Block(index, np.hstack([logits[index], projected[index]]), {})
