@@ -61,7 +61,7 @@ class SimilarImages(nn.Module):
     def forward(self, features: Tensor, logits: Tensor) -> Tensor:
         """Mix the guesses of similar images into the logits (N, C) of normalised features (N, D)."""
         similarity = normalize(features @ self.projection, dim=1) @ self.keys.float().T
-        values, index = similarity.topk(self.count, dim=1)
+        values, index = similarity.topk(self.count, dim=1, sorted=False)
         shares = self.weight * torch.softmax(self.sharpness * values, 1)
         blocks = [self._mix(index, shares, part.float()) for part in torch.split(self.guesses, self._columns, dim=1)]
         present, absent = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from halflabel.errors import UserError
@@ -61,8 +62,9 @@ class PartFiles:
     def add(self, table: Any, images: int, bad: int) -> None:
         """Write a pyarrow table with the results of the next images as a file."""
         path = self.folder / f"part-{len(self.parts):05d}.parquet"
+        texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
         with atomic_write(path) as temporary:
-            pq.write_table(table, temporary)
+            pq.write_table(table, temporary, use_dictionary=texts)  # numbers hardly repeat
         self.parts.append({"file": path.name, "crc32": file_crc32(path), "images": images, "bad": bad})
         self._write_note()
 
