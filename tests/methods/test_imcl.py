@@ -145,14 +145,3 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, options, within):
     fitted = go(folder=tmp_path, resume=True)
     assert fitted.keys() == expected.keys()
     assert all(torch.equal(fitted[name], value) for name, value in expected.items())
-
-
-def test_a_second_start_with_the_same_labels_keeps_what_was_learned():
-    view, labels = inputs(14, 6, 4)
-    method = begin(labels, dictionary=3)
-    with torch.no_grad():
-        method.graph.weights += 1
-    step(method, view, labels)
-    state = {name: value.clone() for name, value in method.state_dict().items()}
-    checks.begin(method, labels)
-    assert all(torch.equal(method.state_dict()[name], value) for name, value in state.items())

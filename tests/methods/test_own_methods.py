@@ -88,12 +88,6 @@ def test_errors_in_a_file_name_file_and_line(
         recipes()
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "gone.py"))
-    with pytest.raises(UserError, match=r"gone\.py, which is not a file"):
-        recipes()
-
-
 def test_methods_of_installed_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "their_methods.py", MINE.replace("my_own", "theirs"))
     (tmp_path / "their_package-1.0.dist-info").mkdir()

@@ -9,7 +9,7 @@ import torch
 
 from halflabel.methods.base import recipe
 
-FILES = ("an", "asl", "csl", "em", "focal", "gr", "hill", "large_loss", "lsep", "plcl", "role", "softmax")
+FILES = ("an", "asl", "em", "focal", "gr", "hill", "large_loss", "lsep", "plcl", "role", "softmax")
 CASES = [case for file in FILES for case in checks.reference(file).CASES]
 
 

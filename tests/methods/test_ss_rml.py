@@ -15,8 +15,7 @@ from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
-from halflabel.methods.parts.terms import Transductive
-from halflabel.methods.rml import PropagateLabels
+from halflabel.methods.rml import PropagateLabels, Transductive
 from halflabel.types import Output, Sweep, Targets
 
 slow_propagation = step_checks.reference("ss_rml")
@@ -73,24 +72,6 @@ def test_unreadable_images_neither_give_nor_get_labels():
     assert relabel.neighbour[1] >= 0
     assert not (relabel.neighbour == 9).any()
     assert relabel.similarity.isfinite().all()
-
-
-@pytest.mark.parametrize("known", [5, 3])
-def test_one_labelled_image_is_the_nearest_of_all_others(known):
-    labels, features = _scattered()
-    labels[:] = 0
-    labels[4, :known] = 1
-    relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
-    relabel.start(Table.from_dense(labels))
-    log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
-    assert relabel.neighbour.tolist() == [4] * 4 + [-1] + [4] * 7
-    distance = (features - features[4]).norm(dim=1)
-    t = distance[distance > 0].mean() * 11 / 12
-    expected = torch.exp(-distance / t).where(distance > 0, 0)
-    torch.testing.assert_close(relabel.similarity, expected)
-    assert log["propagated_images"] == 11
-    relabel.start(Table.from_dense(labels * 0))
-    assert relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1) == {}
 
 
 def test_epochs_that_want_a_sweep():

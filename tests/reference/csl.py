@@ -34,9 +34,3 @@ def csl(
                 gamma = gamma_neg if y < 0 else gamma_unknown
                 total = total - (p.item() - margin) ** gamma * torch.log(1 - p + margin)
     return total / len(logits)
-
-
-CASES = [
-    ("csl", {"prior_epochs": 0, **more}, lambda x, labels, epoch, more=more: csl(x, labels, [0] * x.shape[1], **more))
-    for more in ({"topk": 1}, {"topk": 2, "margin": 0.1, "gamma_pos": 1.0, "gamma_neg": 2.0, "gamma_unknown": 3.0})
-]

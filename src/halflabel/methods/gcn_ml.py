@@ -6,12 +6,43 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
 
 from halflabel.errors import UserError
+from halflabel.features.heads import pool
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Not, Size, method
 from halflabel.methods.parts.label_graph import Edges
-from halflabel.methods.parts.semantic import GraphClassifier, SemanticMethod, label_edges
+from halflabel.methods.parts.semantic import LabelAwareHead, SemanticMethod, label_edges
+from halflabel.types import Output
+
+
+class GraphClassifier(LabelAwareHead):
+    """Two graph convolutions over the label vectors produce the classifier weights: (B, D, h, w) -> logits (B, C)."""
+
+    def __init__(
+        self, channels: int, classes: int, *, vector_size: int = 300, hidden: int = 1024, pooling: str = "max"
+    ) -> None:
+        super().__init__(classes, vector_size)
+        self.pooling = pooling
+        self.needs_maps = pooling == "max"
+        self.first = nn.Linear(vector_size, hidden, bias=False)
+        self.second = nn.Linear(hidden, channels, bias=False)
+
+    def classifiers(self) -> Tensor:
+        """Return the classifier weights, (C, D)."""
+        weights: Tensor = self.second(self.graph @ leaky_relu(self.first(self.graph @ self.vectors), 0.2))
+        return weights
+
+    def forward(self, features: Tensor) -> Output:
+        use_max = features.ndim == 4 and self.pooling == "max"
+        pooled = features.amax(dim=(2, 3)) if use_max else pool(features)
+        return Output(pooled @ self.classifiers().to(pooled.dtype).T, pool(features))
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return torch.einsum("cd,bdhw->bchw", self.classifiers().to(maps.dtype), maps)
 
 
 @method(

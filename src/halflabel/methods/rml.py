@@ -14,9 +14,9 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Duration, Method, NonNegative, Share, method
 from halflabel.methods.parts.ranking import Rank, Ranking, Unknown, UnknownAs, ranking_method
 from halflabel.methods.parts.relabel import Begins, Relabeler, begin_early, check_size
-from halflabel.methods.parts.terms import Transductive
+from halflabel.methods.parts.terms import Term
 from halflabel.system.validate import at_least
-from halflabel.types import Batch, Sweep, Targets, at_least_float32
+from halflabel.types import Batch, Output, Sweep, Targets, at_least_float32
 
 _BLOCK_IMAGES = 1 << 16  # images processed at a time
 
@@ -137,6 +137,20 @@ def nearest(queries: Tensor, references: Tensor, skip: Tensor, budget: int = 256
         distances.append((images - points[index]).norm(dim=1).float().to(queries.device))
         indices.append(index.to(queries.device))
     return torch.cat(distances), torch.cat(indices)
+
+
+class Transductive(Term):
+    """η/B Σ_i Σ_j H_1(|x_ij|), H_1(t) = max(0, 1 − t), over images i without any known label (Cevikalp 2019, eq. 4)."""
+
+    def __init__(self, eta: float) -> None:
+        super().__init__()
+        self.eta = eta
+
+    def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
+        size = at_least_float32(output.logits).abs()
+        unlabelled = (batch.labels == 0).all(1, keepdim=True)
+        cost = torch.where(unlabelled & (size < 1), 1 - size, 0.0)
+        return self.eta * cost.sum() / max(len(cost), 1)
 
 
 _PAPER = "Cevikalp, Benligiray, Gerek, Saribas 2019: Semi-Supervised Robust Deep Neural Networks for Multi-Label"

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
 
 from halflabel.errors import UserError, WrongHead
 from halflabel.features.heads import Head, Model, find_head, pool
@@ -172,37 +171,6 @@ class SemanticHead(LabelAwareHead):
     def _classify(self, per_class: Tensor) -> Tensor:
         joined = self.join(torch.cat([self.gated(per_class, self.graph), per_class], 2))
         return (torch.tanh(joined) * self.weight).sum(2) + self.bias
-
-
-class GraphClassifier(LabelAwareHead):
-    """Two graph convolutions over the label vectors produce the classifier weights. Chen 2019 (ML-GCN).
-
-        H = LeakyReLU(Â Z W₀),   W = Â H W₁,   x = W · pooled features              (eq. 2 to 5)
-
-    Z the label vectors (C, d), Â the graph, slope 0.2. (B, D, h, w) -> logits (B, C).
-    """
-
-    def __init__(
-        self, channels: int, classes: int, *, vector_size: int = 300, hidden: int = 1024, pooling: str = "max"
-    ) -> None:
-        super().__init__(classes, vector_size)
-        self.pooling = pooling
-        self.needs_maps = pooling == "max"
-        self.first = nn.Linear(vector_size, hidden, bias=False)
-        self.second = nn.Linear(hidden, channels, bias=False)
-
-    def classifiers(self) -> Tensor:
-        """Return the classifier weights, (C, D)."""
-        weights: Tensor = self.second(self.graph @ leaky_relu(self.first(self.graph @ self.vectors), 0.2))
-        return weights
-
-    def forward(self, features: Tensor) -> Output:
-        use_max = features.ndim == 4 and self.pooling == "max"
-        pooled = features.amax(dim=(2, 3)) if use_max else pool(features)
-        return Output(pooled @ self.classifiers().to(pooled.dtype).T, pool(features))
-
-    def class_maps(self, maps: Tensor) -> Tensor:
-        return torch.einsum("cd,bdhw->bchw", self.classifiers().to(maps.dtype), maps)
 
 
 class SemanticMethod(Method):

@@ -102,20 +102,6 @@ class UnknownScores(Term):
         return self.strength * (scores * (batch.labels == 0)).sum() / max(scores.numel(), 1)
 
 
-class Transductive(Term):
-    """η/B Σ_i Σ_j H_1(|x_ij|), H_1(t) = max(0, 1 − t), over images i without any known label (Cevikalp 2019, eq. 4)."""
-
-    def __init__(self, eta: float) -> None:
-        super().__init__()
-        self.eta = eta
-
-    def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
-        size = at_least_float32(output.logits).abs()
-        unlabelled = (batch.labels == 0).all(1, keepdim=True)
-        cost = torch.where(unlabelled & (size < 1), 1 - size, 0.0)
-        return self.eta * cost.sum() / max(len(cost), 1)
-
-
 def estimate_positives(table: Table) -> float:
     """Estimate the number of positives per image from the known labels.
 
