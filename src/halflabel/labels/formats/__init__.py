@@ -175,11 +175,7 @@ def _recognize(plain: Unpacked) -> tuple[str, Unpacked]:
 
 
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto", **stated: Any) -> LabelImport:
-    """Read a label file or folder of any known format, with an audit of how each raw value was read.
-
-    `stated` are fields of the policy, such as unlisted="unknown". Without a policy, what was stated beside the file
-    before holds too.
-    """
+    """Read a label file or folder of any format; `stated` are fields of the policy, such as unlisted="unknown"."""
     if isinstance(stated.get("ignore"), str):
         stated["ignore"] = (stated["ignore"],)
     if policy is None:

@@ -95,10 +95,7 @@ def existing_path(path: str | Path, *, folder: bool = False) -> Path:
 
 
 def first_line(path: Path) -> str:
-    """The first line that is neither blank nor Excel's `sep=;`, for detecting formats; "" if there is no file.
-
-    Bytes that are neither UTF-8 nor UTF-16 or UTF-32 with a byte order mark are replaced.
-    """
+    """The first line that is neither blank nor `sep=;`, for detecting formats, with bad bytes replaced; "" if none."""
     return next((line for line in beginning_lines(path) if not SEP_LINE.fullmatch(line)), "")
 
 
@@ -263,10 +260,7 @@ class Beginning(NamedTuple):
 
 
 def read_beginning(path: Path, encoding: str | None, count: int = 100) -> Beginning:
-    """The header and at most `count` rows of a table; the line above the header, the delimiter and the index column.
-
-    A first line that has cells like those of the other lines is not a header.
-    """
+    """How a table is written, by its header and at most `count` rows."""
     with open(path, "rb") as file:
         encoding = encoding or wide_encoding(file.read(4)) or "utf-8"
     with closing(beginning_lines(path)) as lines:
@@ -335,10 +329,7 @@ def _is_row(first: list[str], rows: list[list[str]]) -> bool:
 
 
 def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:
-    """Raise LabelError for a quote in the wrong place: Arrow would merge the lines up to the next quote.
-
-    A quoted cell must end at a delimiter or a line end, and must not contain what looks like the next line.
-    """
+    """Raise LabelError for a quote in the wrong place: Arrow would merge the lines up to the next quote."""
     is_multibyte = encoding.startswith(("utf-16", "utf-32"))
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if not is_multibyte and data.find(b'"') < 0:  # nearly all large files
@@ -355,10 +346,7 @@ def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:
 
 
 def _has_cells_of_one_line(data: mmap.mmap, delimiter: str) -> bool:
-    """Whether every quoted cell begins and ends at a delimiter, on one line; quotes in it are written twice.
-
-    Of the quotes of a line every other one opens. False where another form of quoting may be valid too.
-    """
+    """Whether every quoted cell begins and ends at a delimiter, on one line: every other quote of a line opens."""
     first = len(codecs.BOM_UTF8) if data[:3] == codecs.BOM_UTF8 else 0
     ends = np.array([ord(delimiter), *b'\r\n"'], np.uint8)
     while first < len(data):

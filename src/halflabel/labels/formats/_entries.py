@@ -72,10 +72,7 @@ class Entries:
         complete: Container[str] | None = None,
         conflicts: str = IN_BOTH_LISTS,
     ) -> LabelImport:
-        """The rows, with the policy for unlisted pairs applied: only to the images `complete`, if given.
-
-        Pairs that the file has as unknown stay unknown.
-        """
+        """The rows, with the policy for unlisted pairs of the images `complete`; unknown pairs stay unknown."""
         rows = self.build()
         unknown = np.array(self._unknown, np.int64).reshape(-1, 2).T
         self.audit.note_count(rows.count_conflicts(), conflicts)
@@ -110,11 +107,7 @@ def apply_unlisted_policy(
     raw: str = "not listed",
     unknown: NDArray[np.int64] | None = None,
 ) -> Labels:
-    """Mark unlisted pairs absent if the policy says so, else count them as unknown in the audit.
-
-    `images` (N,): the images whose unlisted pairs may be absent; all if None. `default` holds if nothing is stated.
-    `unknown` (2, n): the images and classes of pairs that are listed as unknown.
-    """
+    """Mark unlisted pairs of `images` (N,) absent if the policy or `default` says so, else count them as unknown."""
     if (policy.unlisted or default) == "absent":
         return mark_unlisted_absent(rows, audit, images=images, raw=raw, unknown=unknown)
     pairs = rows.image.astype(np.int64) * len(rows.classes) + rows.column
@@ -135,11 +128,7 @@ def mark_unlisted_absent(
     raw: str = "not listed",
     unknown: NDArray[np.int64] | None = None,
 ) -> Labels:
-    """Add a row "absent" with the source UNLISTED_SOURCE for every pair without a row.
-
-    The masks `images` (N,) and `classes` (C,) limit this to some images and classes, and the pairs `unknown` (2, n)
-    are left out. `raw` is the audit's word for the pairs that are marked.
-    """
+    """Add a row "absent" for each pair of some images (N,) and classes (C,) without a row that is not `unknown`."""
     shape = len(rows.images), len(rows.classes)
     if shape[0] * shape[1] * _ENTRY_BYTES > physical_memory() // 2:
         raise UserError(

@@ -1,8 +1,4 @@
-"""Records of JSON and Parquet files that no format describes, as a plain CSV file, which `_layout` looks at.
-
-A record is an object of a list, a line, a value under the name of an image, a file of a folder, or a row. An object in
-it becomes columns such as `item.name`; a list becomes a cell of JSON, in which `tags` finds the names of classes.
-"""
+"""Records of JSON and Parquet files that no format describes, as a plain CSV file, which `_layout` looks at."""
 
 from __future__ import annotations
 

@@ -118,10 +118,7 @@ class _Copy:
         return raw_records(self.data.decode(self.encoding), self.sheet.delimiter)
 
     def rewritten(self, image_column: str, wanted: _Lists, change: _Change) -> Iterator[str]:
-        """The text of all records, and one for each other image that gains a label.
-
-        `change` returns the new cells of a line of an image, by column, and takes what it adds from `wanted`.
-        """
+        """The text of all records, changed by `change`, and one for each other image that gains a label."""
         header: list[str] = []
         raw = ""
         for raw, fields in self.records():

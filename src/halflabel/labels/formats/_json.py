@@ -1,7 +1,4 @@
-"""JSON whose values know their place, for errors: `Node` in one object or list, `JsonLines` with one record per line.
-
-A place in a document is written like `annotations[3].category_id`; in JSON Lines it is the line.
-"""
+"""JSON whose values know their place, for errors: `Node`, and `JsonLines` with one record per line."""
 
 from __future__ import annotations
 
@@ -188,10 +185,7 @@ def load_lines(path: Path, encoding: str = "utf-8", **options: Any) -> Iterator[
 
 
 class JsonLines(CsvTable):
-    """One JSON object per line as a table, whose columns hold single values or lists of strings.
-
-    Numbers keep their spelling, so that ids and 1.0 stay as written; true and false become words, null becomes "".
-    """
+    """One JSON object per line as a table, of single values or lists; numbers keep their spelling."""
 
     def __init__(self, path: Path, encoding: str | None) -> None:
         self.path = existing_path(path)

@@ -238,10 +238,7 @@ class Reading:
 def choose_reading(
     path: Path, policy: Policy, format: str, is_stated: bool, read: Callable[[str, Path, Policy], object]
 ) -> Reading:
-    """The only plausible reading of a table; LabelError with the options of each if there are several.
-
-    `format` is recognized by the header, or stated. With several readings, the error also has what each leaves open.
-    """
+    """The only plausible reading of a table; if there are several, LabelError with the options of each."""
     layout = Layout(path, policy)
     readings = layout.readings(format if is_stated else "auto")
     if len(readings) < 2:

@@ -1,7 +1,4 @@
-"""Files with one record per image: a `RecordFormat` is declared by the records, declared classes and notes of its file.
-
-Names of images, repeated labels, scores of models and what is not listed are handled here, once.
-"""
+"""Files with one record per image: what all formats that are declared by their records share."""
 
 from __future__ import annotations
 

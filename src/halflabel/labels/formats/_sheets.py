@@ -1,7 +1,4 @@
-"""Tables as columns of strings, from CSV or Parquet files, with errors that name the line.
-
-Everything stays a string: ids keep their leading zeros, and a class may be called NA or None.
-"""
+"""Tables as columns of strings: ids keep their leading zeros, and a class may be called NA or None."""
 
 from __future__ import annotations
 
@@ -44,11 +41,7 @@ _MOST = float(np.finfo(np.float32).max)
 
 
 class CsvTable:
-    """Columns of strings from a CSV file.
-
-    The delimiter (comma, semicolon, tab or bar) is detected from the header, or read from Excel's `sep=;` above it. A
-    byte order mark is skipped.
-    """
+    """Columns of strings from a CSV file, whose delimiter is detected."""
 
     selected: NDArray[np.int64] | None = None  # the rows that `select` has left; None for all
     has_header, is_indexed = True, False
@@ -299,10 +292,7 @@ class ParquetTable(CsvTable):
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The Parquet files of a table: the file itself, or those of a folder and its key=value folders, in order.
-
-    Names that begin with _ or . are skipped, as by Spark and Arrow. Empty if it is neither.
-    """
+    """The file itself, or those of a folder and of its key=value folders, as Spark writes them."""
     if not path.is_dir():
         return [path] if path.suffix == ".parquet" else []
     inside = [path, *(each for each in path.rglob("*=*") if each.is_dir())]
@@ -310,10 +300,7 @@ def parquet_files(path: Path) -> list[Path]:
 
 
 def parquet_columns(path: Path, *, flat: bool = False) -> list[str]:
-    """The names of the columns of a Parquet table, by its first file; empty if there is none.
-
-    With `flat` also empty if a column is nested, such as images with their bytes.
-    """
+    """The columns of a Parquet table, by its first file; none without a file, or if `flat` and one is nested."""
     import pyarrow.parquet as pq
 
     try:
@@ -333,11 +320,7 @@ def _partition(path: Path, file: Path) -> dict[str, str | None]:
 
 
 def read_parquet(path: Path, without: Collection[str] = ()) -> pa.Table:
-    """The table in a Parquet file or in a folder of them, with text columns as dictionaries.
-
-    Raises LabelError if it would not fit into half of the memory: a file of a few kilobytes can hold billions of rows,
-    or a long text in each of millions.
-    """
+    """The table in a Parquet file or a folder of them; LabelError if it would not fit into half of the memory."""
     if path.is_file():
         return _read_file(path, without)
     tables: list[pa.Table] = []
@@ -427,10 +410,7 @@ SCORE_NAMES = ("score", "conf", "prob", "likelihood", "certainty", "percent", "l
 
 
 def possible_values(sheet: CsvTable, names: Iterable[str]) -> dict[str, str]:
-    """The columns whose cells may be the values or the probabilities of the labels, with an example of each.
-
-    A column of nothing but 1 is none of them: it says present, as the rows themselves do.
-    """
+    """The columns whose cells may be values or probabilities of the labels, with an example of each."""
     found = {}
     for name in names:
         try:

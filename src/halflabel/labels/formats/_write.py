@@ -23,12 +23,7 @@ def check_names(rows: Labels) -> None:
 
 
 def check_provenance(rows: Labels, is_kept: NDArray[np.bool_], format: str) -> None:
-    """Raise UserError if a label that holds has a source, score or inclusion weight that the format cannot hold.
-
-    Without its source a label made by a model would be read back as made by a person, and without its weight the answer
-    to a chosen question as one of a random sample. The source "unlisted" may be lost: the labels themselves say the
-    same.
-    """
+    """Raise UserError if a label that holds has a source, score or inclusion weight that the format cannot hold."""
     has_source = np.array([name not in ("", UNLISTED_SOURCE) for name in rows.sources], bool)[rows.source]
     holding = rows.holding()
     lost = holding[((has_source | ~np.isnan(rows.score) | rows.is_answer()) & ~is_kept)[holding]]

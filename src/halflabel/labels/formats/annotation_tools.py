@@ -32,10 +32,7 @@ Records = Iterator[ImageRecord | str]
 
 @record_format(("unlisted", "machine"), sniffer("[.]json", "{", '"shapes"', '"imagePath"'))
 def labelme(path: Path, policy: Policy) -> Records:
-    """One file per image: a shape is present, a flag present where it is true and absent where false.
-
-    Flags such as __ignore__ are LabelMe's own. X-AnyLabeling writes a score where a model drew the shape.
-    """
+    """One file per image: a shape is present, a flag present where true and absent where false; __ignore__ is none."""
     files = files_of(path, "[.]json")
     documents = [load_document(file) for file in files]
     images = names_of_files(files, [document["imagePath"] for document in documents])
@@ -57,10 +54,7 @@ def labelme(path: Path, policy: Policy) -> Records:
     sniffer("[.]json", "{", '"regions"', '"filename"', '"file_attributes"|"shape_attributes"'),
 )
 def via(path: Path, policy: Policy) -> Records:
-    """VGG Image Annotator, versions 1 and 2: the class is an attribute of regions, or of the file.
-
-    Where several attributes have values, `tag_column` states which one is the class.
-    """
+    """VGG Image Annotator: the class is an attribute of regions or of the file, chosen by `tag_column`."""
     document = load_document(path)
     images = document["_via_img_metadata"] if "_via_img_metadata" in document.object() else document
     regions = [[region["region_attributes"] for region in image["regions"].each()] for image in images.each()]
@@ -144,10 +138,7 @@ _LABELBOX = "[.](nd)?jsonl?"
 
 @record_format(("unlisted",), sniffer(_LABELBOX, r"[\[{]", '"data_row"|"Labeled Data"', '"projects"|"Label"'))
 def labelbox(path: Path, policy: Policy) -> Records:
-    """NDJSON, or the older JSON list: the labels of all projects; an image without one is not labelled.
-
-    An answer of yes, no or unknown is about the class that its question names.
-    """
+    """NDJSON, or the older JSON list; an answer of yes, no or unknown is about the class that its question names."""
 
     def first(node: Node, *keys: str) -> Node:
         return node[next((key for key in keys if node[key].value), keys[0])]
@@ -181,10 +172,7 @@ _MANIFEST = "[.](manifest|jsonl?|ndjson)"
 
 @record_format(("unlisted", "machine", "tag_column"), sniffer(_MANIFEST, "{", '"source-ref"', f'{_META}"'))
 def sagemaker(path: Path, policy: Policy) -> Records:
-    """SageMaker Ground Truth: the labels of a job are under its name, and what they are under `NAME-metadata`.
-
-    Of several jobs `tag_column` states which one is read. What has `human-annotated: no` is a model's.
-    """
+    """SageMaker Ground Truth: the labels of a job are under its name, what they are under `NAME-metadata`."""
     lines = list(load_lines(single_file(path, _MANIFEST)))
     metadata = ((key, line[key]["type"].value) for line in lines for key in line.value if key.endswith(_META))
     jobs = {key[: -len(_META)] for key, kind in metadata if kind in _JOBS}
@@ -253,11 +241,7 @@ _is_voc_xml = sniffer("[.]xml", "<", "<annotation[ >]", "<(filename|object|folde
 
 @record_format(("unlisted", "difficult"), lambda path: _is_voc_xml(_xml_folder(path)))
 def voc_xml(path: Path, policy: Policy) -> Records:
-    """Pascal VOC boxes, one XML file per image, also in a folder Annotations, annotations/xmls or labels.
-
-    A class is present if one of its objects is not difficult. If all are difficult it is unknown, as in the lists of
-    VOC, unless `difficult` states otherwise.
-    """
+    """Pascal VOC boxes, one XML file per image; a class of which all objects are difficult is unknown."""
     difficult = LABEL_VALUES[policy.difficult or "unknown"] or None
     files = files_of(_xml_folder(path), "[.]xml")
     roots = [load_xml(file) for file in files]

@@ -1,8 +1,4 @@
-"""BigEarthNet: metadata.parquet with the lists of land-cover classes of each patch, or a folder of patches with JSON.
-
-Version 2 has one Parquet file (patch_id, labels, split, …), version 1 a file PATCH_labels_metadata.json in the folder
-of each patch. The lists are complete: a class that is not listed is absent, unless `unlisted` states otherwise.
-"""
+"""BigEarthNet: metadata.parquet with the complete list of classes of each patch, or a folder of patches with JSON."""
 
 from __future__ import annotations
 

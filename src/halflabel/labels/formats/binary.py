@@ -1,17 +1,8 @@
-"""The binary format, `NAME.labels`: a label table as it is in memory, memory-mapped, for millions of images.
+"""The binary format, `NAME.labels`: an Arrow IPC file with one record batch and one row per image, memory-mapped.
 
-An Arrow IPC file with one record batch, one row per image:
-
-    image    string: the name
-    labels   list of struct: the known labels of the image, in the order of the classes, with
-             class    dictionary of int32: the name of the class; the dictionary holds all classes
-             value    int8: +1 present, −1 absent
-             source   dictionary of int16. Omitted if there is one source: the metadata names it
-             score    float32, NaN for none. Omitted if no label has one
-             weight   float32, the inclusion weight, NaN for none. Omitted if no label has one
-
-A list column is a sparse table in compressed rows. The arrays are mapped from the file: nothing is copied. The metadata
-of the schema at the beginning holds a CRC-32 of the rest of the file, compared at every opening.
+Columns: `image` string, `labels` list of struct (a sparse table in compressed rows) with `class` dictionary of int32 in
+order, `value` int8 (+1, −1), and where they are needed `source` dictionary of int16 (else in the metadata), `score` and
+`weight` float32, NaN for none. The metadata of the schema holds a CRC-32 of the rest, compared at every opening.
 """
 
 from __future__ import annotations

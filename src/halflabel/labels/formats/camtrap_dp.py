@@ -1,10 +1,8 @@
-"""Camtrap DP: a folder with media.csv and observations.csv of camera traps (deployments.csv is not needed).
+"""Camtrap DP: a folder with media.csv and observations.csv of camera traps.
 
-An observation says that a species was seen in a medium. A medium that people or models have classified lacks all other
-species, and a blank one all of them, unless `unlisted` states otherwise; where an animal could not be identified, other
-species are unknown. Observations of a whole event are those of its media that have no observation of their own.
-Observations made by a machine are those of a model. Images are named by filePath; where that is a URL, by fileName, or
-by mediaID if file names repeat.
+An observation says that a species was seen in a medium. A classified medium lacks all other species, a blank one all of
+them, unless `unlisted` states otherwise or an animal could not be identified. Observations of a whole event are those
+of its media that have none of their own. Images are named by filePath, fileName or mediaID, whichever names a file.
 """
 
 from __future__ import annotations
@@ -86,10 +84,7 @@ def _image_names(media: CsvTable) -> list[str]:
 
 
 def _places(media: CsvTable, observations: CsvTable) -> tuple[list[list[int]], int]:
-    """The media of each observation, and the number of observations of events.
-
-    The media of an event are of the same deployment, between its start and its end.
-    """
+    """The media of each observation; those of an event are of its deployment and its time; and the number of events."""
     number = {name: row for row, name in enumerate(_cells(media, "mediaID"))}
     of_deployment: dict[str, list[int]] = {}
     for place, deployment in enumerate(_cells(media, "deploymentID")):

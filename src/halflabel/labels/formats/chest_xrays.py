@@ -43,10 +43,7 @@ def _read_chexpert(path: Path, policy: Policy) -> LabelImport:
 
 
 def _read_nih(path: Path, policy: Policy) -> LabelImport:
-    """Read findings such as `Mass|Nodule`; those not listed are absent, as the authors of the data set use them.
-
-    `No Finding` is a class of its own.
-    """
+    """Read findings such as `Mass|Nodule`; those not listed are absent, as the authors of the data set use them."""
     others = {*_columns(path)} - {"", _IMAGE, _FINDINGS, *policy.where}
     stated = replace(policy, image_column=_IMAGE, tag_column=_FINDINGS, ignore=tuple(sorted(others)), separator="|")
     result = tags.read(path, replace(stated, unlisted=policy.unlisted or "absent"))

@@ -1,7 +1,4 @@
-"""COCO JSON: `images`, `annotations` and `categories`. An annotation means present; nothing means absent.
-
-Panoptic annotations list the segments of an image. LVIS is the same with lists of absent classes.
-"""
+"""COCO JSON, also panoptic: an annotation means present; nothing means absent. LVIS adds lists of absent classes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""CUB-200-2011 attributes: a folder with `attributes/image_attribute_labels.txt`, lines of
-`image_id attribute_id is_present certainty_id time`.
+"""CUB-200-2011 attributes: lines of `image_id attribute_id is_present certainty_id time`.
 
 Certainty 1 is "not visible": unknown, whatever is_present is. Any other certainty becomes the source of the row.
 """
@@ -48,10 +47,7 @@ def sniff(path: Path) -> bool:
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the attributes of all images, or of the split train or test; images and classes in the order of their lists.
-
-    Only the first four fields of a line are used: the public file has lines with stray fields before the time.
-    """
+    """Read the attributes of all images or of a split. Only the first four fields of a line are used."""
     base = existing_path(path, folder=True)
     archive = load(base)
     audit = Audit("cub", [str(base / _LABELS_FILE), str(base / "images.txt"), str(_attributes_file(base))])

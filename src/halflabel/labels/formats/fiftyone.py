@@ -1,9 +1,8 @@
 """FiftyOne: a folder with labels.json, `{"classes": […], "labels": {image: [targets]}}`, for multilabel classification.
 
-The layout of fiftyone.types.FiftyOneImageClassificationDataset. A target is the index or name of a class, or an object
-with `label`, `confidence` and `attributes`. The format has no absent labels, so a second file of the same layout,
-negatives.json, lists the absent classes: `merge_dir` reads it into another field, as FiftyOne does for Open Images.
-FiftyOne names an image by its path without the file ending; the full names are under "file_names", which it ignores.
+A target is the index or name of a class, or an object with `label`, `confidence` and `attributes`. The format has no
+absent labels: negatives.json, of the same layout, lists them, for `merge_dir`. FiftyOne names an image by its path
+without the file ending; the full names are under "file_names", which it ignores.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def sniff(path: Path) -> bool:
 
 
 def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
-    """The targets of labels.json as present and those of negatives.json next to it as absent.
-
-    An image whose target is null has no labels, even if unlisted classes are absent.
-    """
+    """The targets of labels.json as present, of negatives.json as absent; a target of null means no labels."""
     negatives = _negatives(path)
     signs = {**({negatives: -1} if negatives else {}), _labels_file(path): 1}
     labels: dict[str, list[Label]] = {}

@@ -126,10 +126,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Labels, path: Path, image_url: str = LOCAL_FILES) -> None:
-    """Write the tasks, and the labelling interface next to them; `image_url` is the prefix of each image's path.
-
-    An image whose name is a URL keeps it. Sources are in the data of the task, scores in the predictions.
-    """
+    """Write the tasks, and the labelling interface next to them; `image_url` is the prefix of each image's path."""
     if path.suffix.lower() != ".json":
         raise UserError(f"Label Studio takes tasks from .json files, not {path.name}", "name the file tasks.json")
     check_names(rows)

@@ -183,11 +183,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Labels, path: Path) -> None:
-    """Write all rows: CSV, or Parquet if the name ends in .parquet.
-
-    Readers order classes and images by first appearance. Where that would be another order, or one has no row, rows
-    that declare all of them follow at the end.
-    """
+    """Write all rows, and rows that declare classes and images where readers would order them otherwise."""
     check_names(rows)
     classes = Names([]) if appear_in_order(rows.column, len(rows.classes)) else rows.classes
     images = Names([]) if appear_in_order(rows.image, len(rows.images)) else rows.images
@@ -308,10 +304,7 @@ def columns_of(*parts: Labels | None) -> Sequence[str]:
 
 
 def write_blocks(parts: Iterable[pa.RecordBatch], path: Path, columns: Sequence[str] = COLUMNS) -> None:
-    """Write these columns of blocks as they come, one in memory at a time: Parquet if the name ends so, else CSV.
-
-    The file appears when all blocks are written; after an exception the old file is unchanged.
-    """
+    """Write these columns of blocks as they come, one in memory at a time: Parquet if the name ends so, else CSV."""
     with atomic_write(path) as temporary:
         if Path(path).suffix == ".parquet":
             import pyarrow.parquet as pq

@@ -1,8 +1,4 @@
-"""LVIS JSON: COCO plus, per image, the classes that were looked for and not found (`neg_category_ids`).
-
-A box means present, the negative list absent, and every other class is unknown; `not_exhaustive_category_ids` says
-nothing about that.
-"""
+"""LVIS JSON: COCO plus, per image, the classes that were looked for and not found; every other class is unknown."""
 
 from __future__ import annotations
 

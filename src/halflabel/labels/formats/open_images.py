@@ -1,7 +1,7 @@
 """Open Images CSV, `ImageID,Source,LabelName,Confidence`: one row per label, verified by a person or machine-generated.
 
 Confidence 1 is verified present, 0 verified absent; a fraction, or the source "machine", marks a machine-generated
-label. A pair without a row is unknown. The box files have more columns and are read in the same way.
+label. A pair without a row is unknown.
 """
 
 from __future__ import annotations

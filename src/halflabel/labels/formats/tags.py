@@ -161,11 +161,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Labels, path: Path) -> None:
-    """Write `image,tags,absent` with comma-separated lists: classes in neither list are unknown.
-
-    The last row of each (image, class) counts. Sources and scores are not written, and classes are read back in order
-    of first appearance.
-    """
+    """Write `image,tags,absent`, without sources and scores; classes are read back in order of first appearance."""
     holding = rows.holding()
     known = set(rows.column[holding].tolist())
     for number, name in enumerate(rows.classes):

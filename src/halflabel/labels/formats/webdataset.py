@@ -1,9 +1,7 @@
 """WebDataset tars with labels: KEY.json, KEY.cls or KEY.txt beside KEY.jpg.
 
 KEY.json may hold the lists that `halflabel pack --labels` writes (`labels`, `absent`, and their scores and sources), a
-list `labels`, `tags`, `classes` or `categories`, or a bare list. KEY.cls holds one class, as a number or a name.
-KEY.txt holds one class per line, or several separated by commas. The number -1 means that the image has no label, as in
-Hugging Face datasets: nothing is known of it, as of an image without such a file.
+list `labels`, `tags`, `classes` or `categories`, or a bare list. The number -1 means that nothing is known.
 """
 
 from __future__ import annotations
@@ -116,10 +114,7 @@ def _samples(tars: list[Path]) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _read_record(data: bytes, node: Node) -> tuple[Record, bool]:
-    """Return the content of a label file as a record with the list `labels`, and False if it is the number -1.
-
-    `node` stands for the file.
-    """
+    """The content of a label file as a record with the list `labels`, and False if it is the number -1."""
     kind = node.path.suffix.lower()
     try:
         text = data.decode("utf-8").strip()

@@ -182,11 +182,7 @@ def _merge_lines(
 
 
 def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tuple[list[str], list[str]]:
-    """Ambiguities of the file, and the options that usually resolve them, from the distinct values of each column.
-
-    A column with one or two values that are not labels, beside labels, is a class with a value to explain; a column
-    with more of them is not a class.
-    """
+    """Ambiguities of the file and the options that usually resolve them, from the distinct values of each column."""
     known = {*policy.values, *MINUS_ONE, *ZERO, *VALUE_WORDS}
     problems, options, of_classes = [], [], set[str]()
     odd = {raw.strip() for raws in columns.values() for raw in raws if raw.strip().lower() not in VALUE_WORDS} - known

@@ -1,8 +1,4 @@
-"""YOLO: folders `images` and `labels`, or images and .txt files side by side, with data.yaml or a list of classes.
-
-A line of a .txt file is the number of a class and a box, an outline or keypoints; a sixth number after a box is the
-confidence of a model. An image without a .txt file is not labelled; one with an empty file shows none of the classes.
-"""
+"""YOLO: folders `images` and `labels`, or both side by side; a sixth number on a line is a model's confidence."""
 
 from __future__ import annotations
 
