@@ -201,11 +201,6 @@ def test_the_format_of_every_golden_file_is_detected(name: str, pattern: str) ->
         assert formats.detect_format(path) == name, path
 
 
-@pytest.mark.parametrize("folder", ["verified", "mixed"])
-def test_a_folder_of_open_images(folder: str) -> None:
-    assert formats.detect_format(GOLDEN / "open_images" / folder) == "open-images"
-
-
 @pytest.mark.parametrize("name", formats.FORMATS)
 def test_every_format_keeps_the_contract(name: str, tmp_path: Path) -> None:
     """Names of policy fields only; sniffing anything at all never raises and never claims what is not there."""

@@ -32,8 +32,6 @@ MACHINE = "machine"
 
 
 def sniff(path: Path) -> bool:
-    if path.is_dir():
-        return bool(_label_files(path))
     return set(REQUIRED_COLUMNS) <= {name.strip().strip('"') for name in first_line(path).split(",")}
 
 
@@ -45,7 +43,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     """
     if policy.machine is not None and not 0 < policy.machine <= 1:
         raise UserError(f"‹machine={policy.machine:g}› is not a confidence", "use a number above 0 and up to 1")
-    path = _label_file(Path(path))
+    path = existing_path(path)
     parts: dict[str, list[Any]] = {}  # of each block: names with known labels as dictionary arrays, values and scores
     counts: Counter[str] = Counter()
     row_count = 0
@@ -94,23 +92,6 @@ def _join(blocks: list[pa.DictionaryArray]) -> tuple[pa.Array, NDArray[np.int32]
     """(all names by first appearance, the index of each row's name) of blocks with one vocabulary each."""
     coded = pa.chunked_array(blocks).unify_dictionaries()
     return coded.chunk(0).dictionary, np.concatenate([part.indices.to_numpy() for part in coded.chunks])
-
-
-def _label_files(folder: Path) -> list[Path]:
-    try:
-        return sorted(file for file in folder.glob("*annotations*labels*.csv") if file.is_file())
-    except OSError:
-        return []
-
-
-def _label_file(path: Path) -> Path:
-    files = _label_files(path) if path.is_dir() else [path]
-    if len(files) > 1:
-        message = f"several label files are here: {', '.join(file.name for file in files)}"
-        raise LabelError(message, "name one of them", path)
-    if not files:
-        raise LabelError("no file is called *annotations*labels*.csv here", "name the label file itself", path)
-    return existing_path(files[0])
 
 
 def _blocks(path: Path) -> Iterator[dict[str, Any]]:
