@@ -26,12 +26,5 @@ def test_only_the_strongest_rules_are_shown(tmp_path: Path) -> None:
     pairs = [("1,-1", "-1,1")[n >> bit & 1] for n in range(1600) for bit in range(4)]  # a or b, c or d, …
     lines = [",".join([f"i{n}", *pairs[4 * n : 4 * n + 4]]) for n in range(1600)]
     labels.write_text("\n".join(["image,a,b,c,d,e,f,g,h", *lines, ""]))
-    output = flat(
-        done("rules", "suggest", labels, "--minus-one", "absent", "--top", "1", "--out", tmp_path / "rules.csv")
-    )
-    assert "… and 3 weaker ones, 3 of them exclusions (--top 4)" in output
+    done("rules", "suggest", labels, "--minus-one", "absent", "--top", "1", "--out", tmp_path / "rules.csv")
     assert len((tmp_path / "rules.csv").read_text().splitlines()) == 1
-
-
-def test_help_has_an_example() -> None:
-    assert "Example: halflabel rules suggest" in done("rules", "suggest", "--help")

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from halflabel.comparison.result import Row, Trials
 
 
-UNLIMITED_WIDTH = 10_000  # columns
+WIDE, UNLIMITED_WIDTH = 160, 10_000  # columns
 EVALUATION, DATA = "Evaluation", "Data"
 
 Budget = Annotated[str | None, shared("Time limit: 90s, 30m, 2h.", metavar="TIME", rich_help_panel=COMMON)]
@@ -251,19 +251,16 @@ def show_trials(trials: Trials) -> None:
 
 
 def _show_panel(trials: Trials, rows: Sequence[Row]) -> None:
-    """Print one line per row, with as many columns as a terminal has room for; in a file or a pipe, with all."""
+    """Print one line per row; in a narrow terminal the first columns, in a file or a pipe all."""
     kinds = ("labels", "method") if trials.kind == "comparison" else ("method", "labels")
     console.print(f"[bold]{kinds[0]} {escape(trials.names(rows[0])[0])}[/]")
     columns = [shown.title for shown in rows[0].cells()]
-    for count in range(len(columns), 1, -1):
-        table = plain_table(kinds[1], numbers=columns[:count])
-        for row in rows:
-            reference = f" ({row.reference})" if row.reference else ""
-            cells = [shown.text + f" ({shown.note})" * bool(shown.note) for shown in row.cells()[:count]]
-            table.add_row(f"[bold]{escape(trials.names(row)[1] + reference)}[/]", *map(escape, cells))
-        width = console.measure(table, options=console.options.update(width=UNLIMITED_WIDTH)).maximum
-        if not console.is_terminal or width <= console.width:
-            break
+    count = 2 if console.is_terminal and console.width < WIDE else len(columns)
+    table = plain_table(kinds[1], numbers=columns[:count])
+    for row in rows:
+        reference = f" ({row.reference})" if row.reference else ""
+        cells = [shown.text + f" ({shown.note})" * bool(shown.note) for shown in row.cells()[:count]]
+        table.add_row(f"[bold]{escape(trials.names(row)[1] + reference)}[/]", *map(escape, cells))
     terminal = console.is_terminal
     SafeConsole(file=console.file, width=UNLIMITED_WIDTH, highlight=False, force_terminal=terminal).print(table)
     if missing := columns[count:]:

@@ -217,8 +217,6 @@ def drop(
     show.next_command("inspect", out)
 
 
-_MOST_COUNTED = 500  # rules that are counted beside those shown
-
 rules_app = typer.Typer(name="rules", help="Rules between labels, such as: a dog is an animal; day is not night.")
 app.add_typer(rules_app)
 
@@ -236,12 +234,9 @@ def suggest_rules(
     Example: halflabel rules suggest labels.csv --out rules.csv
     """
     check_free(out, force)
-    suggestions = label_rules.suggest_rules(read(labels).table(), top=max(top, _MOST_COUNTED))
-    strongest, rest = suggestions[:top], suggestions[top:]
+    strongest = label_rules.suggest_rules(read(labels).table(), top=top)
     if not strongest:
-        console.print(
-            "The known labels support no rule. That needs images with several known labels, present and absent."
-        )
+        console.print("The known labels support no rule: that needs images with several, present and absent.")
         return
     rows = plain_table("class", "rule", "class", numbers=("holds", "of", "at least", "by chance"))
     for rule in strongest:
@@ -249,10 +244,6 @@ def suggest_rules(
         shares = (f"{100 * share:.1f} %" for share in (rule.bound, rule.expected))
         rows.add_row(Text(rule.first), rule.kind, Text(rule.second), *numbers, *shares)
     console.print(rows)
-    if rest:
-        exclusions = sum(rule.kind == "excludes" for rule in rest)
-        number = f"{len(rest)}{' or more' * (len(suggestions) == _MOST_COUNTED)} weaker ones"
-        console.print(f"  … and {number}, {exclusions} of them exclusions (--top {len(suggestions)})")
     if out is None:
         words = option_words({"top": top, **read.given, "out": "rules.csv"})
         show.next_command("rules", "suggest", labels, *words, why="a file to edit")
