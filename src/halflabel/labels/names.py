@@ -86,10 +86,10 @@ class Names:
         >>> Names(["dog ", "cat", " dog"]).look_alikes(), Names(["dog", "Dog"]).look_alikes(ignore_case=True)
         (('dog ', ' dog'), ('dog', 'Dog'))
         """
-        visible = _visible(self.array, ignore_case)
-        if visible.equals(self.array):
+        parts = (self.array.slice(first, _CHUNK) for first in range(0, len(self.array), _CHUNK))
+        if all(_visible(part, ignore_case).equals(part) for part in parts):  # no copy of millions of names
             return None
-        coded = pc.dictionary_encode(visible)
+        coded = pc.dictionary_encode(_visible(self.array, ignore_case))
         if len(coded.dictionary) == len(coded):
             return None
         repeated = int(np.argmax(np.bincount(coded.indices.to_numpy()) > 1))

@@ -29,6 +29,7 @@ _BLOCK_CLASSES = 256  # classes counted at a time
 _SIGNIFICANCE = 0.05  # of all suggestions together
 _LEAST_LIFT = 2.0
 _BLOCK_ENTRIES = 1 << 21  # labels processed at a time
+_EXAMPLES = 5  # of contradictions
 
 
 class Consequences(NamedTuple):
@@ -253,7 +254,7 @@ def _close(rules: list[_Rule], classes: Names, path: Path) -> Rules:
     return Rules(csr_array(implied), excluded, len(rules))
 
 
-def find_contradictions(rules: Rules, table: Table, *, max_examples: int = 5) -> tuple[int, list[str]]:
+def find_contradictions(rules: Rules, table: Table) -> tuple[int, list[str]]:
     """Count the entries where known labels contradict each other by the rules; with examples "image: class"."""
     count = 0
     examples: list[str] = []
@@ -262,7 +263,7 @@ def find_contradictions(rules: Rules, table: Table, *, max_examples: int = 5) ->
         index = np.arange(first, min(first + step, len(table)))
         row, column = np.nonzero(rules.consequences(table.rows(index)).contradiction)
         count += len(row)
-        free = max(0, max_examples - len(examples))
+        free = max(0, _EXAMPLES - len(examples))
         pairs = zip(row[:free].tolist(), column[:free].tolist(), strict=True)
         examples += [f"{table.images[first + r]}: {table.classes[c]}" for r, c in pairs]
     return count, examples
