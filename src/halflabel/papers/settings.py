@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -60,19 +60,32 @@ class CellSetup(NamedTuple):
 
 def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
     """The settings of one cell with the user's overrides, and a line for every setting that is not the paper's."""
-    training, method = cell.condition.training, recipe(cell.method)
-    declared = cell.config
+    training, method, declared = cell.condition.training, recipe(cell.method), cell.config
     # Rows whose backbone the paper itself freezes get the library's settings for heads, too: all heads train alike.
     frozen = overrides.tune == "head" and training.config.get("tune") == "all"
-    effective = _override(declared, overrides, frozen, set(cell.row.config) - {"linear_init", "linear_lr"})
-    defaults = {name: parameter.default for name, parameter in method.options.items()}
+    names = ("backbone", "size", "tune", "epochs", "batch_size", "lr")
+    effective = {**declared, **{name: value for name in names if (value := getattr(overrides, name)) is not None}}
+    if frozen:  # without settings for a network, except what a row itself sets, such as a rate
+        dropped = {*_NETWORK_SETTINGS, "weight_decay", *(["lr"] if overrides.lr is None else [])}
+        dropped -= set(cell.row.config) - {"linear_init", "linear_lr"}
+        effective = {name: value for name, value in effective.items() if name not in dropped}
     before, now = (settings.get("epochs", Config.epochs) for settings in (declared, effective))
-    unscaled, effective = effective, scale_settings(effective, before, now)
+    effective = scale_settings(effective, before, now)
     options = scale_options(method, cell.options, before, now, declared="epochs" in declared)
     way = "network" if effective.get("tune") == "all" else "batches"
     options = {name: value for name, value in options.items() if way in method.only_in.get(name, WAYS)}
-    config = _build_config(cell, effective, overrides)
-    start = _initial_model(cell, effective, overrides)
+    config = Config(
+        **{"resize": "squash", "tune": "all", **effective},
+        weights=overrides.weights,
+        names="off",  # the papers had none
+        linear_start=False,  # nor a start by L-BFGS
+        crop=training.weak_view.get("least", Config.crop),
+        held_out=cell.condition.held_out,
+        device=overrides.device,
+        precision=overrides.precision,
+        workers=overrides.workers,
+    )
+    start = _start(cell, effective, overrides)
 
     differs = []
     if frozen:
@@ -80,18 +93,27 @@ def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
             "the backbone is frozen and its features are cached; the paper tunes the whole network. Optimizer, "
             "schedule, learning rate and weight decay are the library's for heads"
         )
-    for name in ("backbone", "size", "epochs", "batch_size", "lr"):
-        if getattr(overrides, name) is not None and effective[name] != declared.get(name):
-            differs.append(f"{_words(name)} {effective[name]} instead of {_stated(name, declared.get(name))}")
+    for name, value in effective.items():
+        if name != "tune" and value != declared.get(name):
+            paper = declared.get(name, "the backbone's own" if name == "size" else "an unstated value")
+            differs.append(f"{name.replace('_', ' ')} {_shown(value)} instead of {_shown(paper)}")
     if overrides.weights is not None:
         differs.append(f"the backbone's weights are those of {overrides.weights}")
     if overrides.precision != "no":
         differs.append(f"precision {overrides.precision}: the papers do not mention half precision")
-    differs += [_words(change) for change in _changes(unscaled, effective)]
     if start is not None and training.initial_model is not None and start.epochs != training.initial_model.epochs:
         differs.append(
             f"the initial model {start.method} has {start.epochs} instead of {training.initial_model.epochs} epochs"
         )
+    stated = {name: each.default for name, each in method.options.items()} | cell.options
+    changed = [
+        f"{name} {_shown(value)} instead of {_shown(stated[name])}"
+        for name, value in options.items()
+        if value != stated[name]
+    ]
+    row_differs = [", ".join(changed)] if changed else []
+    if frozen and (copies := copies_for(method.make(**cell.options).views)):
+        row_differs.insert(0, f"{copies} strong views per image are cached instead of new ones in every epoch")
     return CellSetup(
         config,
         training.backbone_weights == "pretrained" or overrides.weights is not None,
@@ -99,39 +121,16 @@ def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
         effective.get("lr", method.lr),
         effective.get("weight_decay", method.weight_decay),
         (*differs, *training.differs),
-        tuple(_row_differs(cell, method, {**defaults, **cell.options}, options, frozen)),
+        tuple(row_differs),
         start,
     )
 
 
-def _override(
-    declared: Mapping[str, Any], overrides: Overrides, frozen: bool, of_row: Collection[str]
-) -> dict[str, Any]:
-    """Replace settings; a frozen backbone drops those for a network, except what a row itself sets, such as a rate."""
-    names = ("backbone", "size", "tune", "epochs", "batch_size", "lr")
-    replaced = {name: value for name in names if (value := getattr(overrides, name)) is not None}
-    effective = {**declared, **replaced}
-    if frozen:
-        dropped = {*_NETWORK_SETTINGS, "weight_decay", *(["lr"] if overrides.lr is None else [])}
-        effective = {name: value for name, value in effective.items() if name not in dropped - set(of_row)}
-    return effective
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides) -> Config:
-    return Config(
-        **{"resize": "squash", "tune": "all", **effective},
-        weights=overrides.weights,
-        names="off",  # the papers had none
-        linear_start=False,  # nor a start by L-BFGS
-        crop=cell.condition.training.weak_view.get("least", Config.crop),
-        held_out=cell.condition.held_out,
-        device=overrides.device,
-        precision=overrides.precision,
-        workers=overrides.workers,
-    )
-
-
-def _initial_model(cell: Cell, effective: Mapping[str, Any], overrides: Overrides) -> Start | None:
+def _start(cell: Cell, effective: Mapping[str, Any], overrides: Overrides) -> Start | None:
     """The model that rows start from; its number of epochs is scaled with that of the rows."""
     training = cell.condition.training
     if training.initial_model is None:
@@ -141,38 +140,6 @@ def _initial_model(cell: Cell, effective: Mapping[str, Any], overrides: Override
         epochs = max(round(epochs * overrides.epochs / training.config.get("epochs", Config.epochs)), 1)
     lr, weight_decay = effective.get("lr", method.lr), effective.get("weight_decay", method.weight_decay)
     return Start(method.name, (), lr, weight_decay, epochs, training.initial_model.labelled_only)
-
-
-def _row_differs(
-    cell: Cell, method: Recipe, stated: Mapping[str, Any], options: Mapping[str, Any], frozen: bool
-) -> list[str]:
-    differs = []
-    if frozen and (copies := copies_for(method.make(**cell.options).views)):
-        differs.append(f"{copies} strong views per image are cached instead of new ones in every epoch")
-    changes = _changes(stated, options)
-    return [*differs, *([", ".join(changes)] if changes else [])]
-
-
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name} {_format(value)} instead of {_format(before[name])}"
-        for name, value in after.items()
-        if value != before[name]
-    ]
-
-
-def _format(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _stated(name: str, value: Any) -> str:
-    if value is None:
-        return "the backbone's own" if name == "size" else "an unstated value"
-    return str(value)
 
 
 def scale_settings(settings: Mapping[str, Any], before: int, now: int) -> dict[str, Any]:
