@@ -52,7 +52,6 @@ def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 
         fit="linear",
         options={},
         photos_to_see=4100,
-        rate_at_edge=False,
         role=role,
         **numbers,
         **zeros,  # type: ignore[arg-type]

@@ -93,7 +93,6 @@ def row(labels: str, method: str, **more: Any) -> Row:
         "to_try": 5,
         "known": 0.5,
         "photos_to_see": 4000,
-        "rate_at_edge": False,
         "share": 0.5,
         "CF1": 0.61,
         "CF1_sd": 0.02,

@@ -200,6 +200,4 @@ def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[Row]) -> list[s
         rates = "in batches learning rates, each three times another, until the best is between two others; then "
         rates = rates if "batches" in fits else ""
         lines.append(f"Search with seed 0, used for the other seeds: {rates}the main option of each method.")
-        if edge := [f"{row.method} at {row.labels}" for row in rows if row.rate_at_edge]:
-            lines.append(f"Selected the highest or lowest rate, so a wider search may be better: {', '.join(edge)}.")
     return lines

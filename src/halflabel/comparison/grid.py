@@ -204,11 +204,6 @@ class Grid:
     def _default(self, candidate: Candidate, label_mask: LabelMask) -> Task:
         return Task(candidate, label_mask, 0, candidate.lr, candidate.options)
 
-    def has_rate_at_edge(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> bool:
-        """Return whether the chosen learning rate is the highest or lowest of those that were tried."""
-        rates = {task.lr for task in self._rated(candidate, label_mask, outcomes) if task in outcomes}
-        return len(rates) > 1 and self.chosen(candidate, label_mask, outcomes).lr in (min(rates), max(rates))
-
     def _rated(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
         """Return the default task, and those with other learning rates: further ones while the best is at an end."""
         first = self._default(candidate, label_mask)

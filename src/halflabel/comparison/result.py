@@ -84,7 +84,6 @@ class Row:
     to_try: int  # number of settings to try
     known: Number  # the share of the training entries that are known
     photos_to_see: int  # test images of which a difference of 1 point to the best would be seen, but for the seeds
-    rate_at_edge: bool  # whether the selected learning rate is the highest or lowest that was tried
     strategy: str = ""  # the protocol that hides labels or makes them wrong; "" for all labels as they are
     share: Number = math.nan  # of the labels that are known and correct, for protocols with a share
     known_labels: int = 0  # known to training with the first seed, right or wrong
@@ -125,7 +124,7 @@ class Row:
         best, behind = "—", signed_interval(self.behind_low, self.behind_high)
         if self.role != "oracle" and not math.isnan(self.behind):
             best = "best" if self.is_best else signed_points(self.behind) + (" =" * self.is_alike or " ≈" * self.is_tie)
-        rate = f"{self.lr:.2g}{' ↥' * self.rate_at_edge}" if self.fit == "batches" else "—"
+        rate = f"{self.lr:.2g}" if self.fit == "batches" else "—"
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         return [
             Cell("mAP", self.mAP, points(self.mAP), f"{points(self.mAP_low)} – {points(self.mAP_high)}"),
@@ -482,7 +481,6 @@ def _row(
         options=_key_options(candidate, next(iter(tasks.values()))),
         tried=tried,
         to_try=max(grid.runs(candidate) - grid.seeds + 1, tried),
-        rate_at_edge=grid.has_rate_at_edge(candidate, mask, outcomes),
         known_labels=mask.apply(bench.rest, 0).known,
         per_seed=tuple(score.mAP for score in scored.values()),
         judged_by=tuple(seeds),

@@ -56,8 +56,7 @@ _COLUMNS = (
     "the head starts. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over classes and "
     "of all entries, ± standard deviation over seeds. Seconds: training of one run, without the features. "
     "Chosen: learning rate (a linear fit has none) and options that were best on validation with seed 0, of the "
-    "number tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores "
-    "(linear) or on validation images, and the labels it used."
+    "number tried. Validation: mAP of out-of-fold scores (linear) or on validation images, and the labels it used."
 )
 
 
