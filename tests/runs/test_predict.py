@@ -36,7 +36,7 @@ def files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> File
     monkeypatch.setattr(predict, "PART", 32)
     paths = (list_files([folder]).paths * 4)[:89]
     (tmp_path / "bad.png").write_bytes(b"not an image")
-    return FileList([*paths[:40], tmp_path / "bad.png", *paths[40:]], {"elsewhere.png": "not packed"})
+    return FileList([*paths[:40], tmp_path / "bad.png", *paths[40:]])
 
 
 def test_predictions_come_while_images_are_read(predictor: Model, files: FileList) -> None:
@@ -45,8 +45,8 @@ def test_predictions_come_while_images_are_read(predictor: Model, files: FileLis
     first = list(islice(stream, 32))
     assert max(read) == 32
     rest = list(stream)
-    assert [item.image for item in [*first, *rest]] == [*map(str, files.paths), "elsewhere.png"]
-    assert [number for number, item in enumerate([*first, *rest]) if item.error] == [40, 90]
+    assert [item.image for item in [*first, *rest]] == [*map(str, files.paths)]
+    assert [number for number, item in enumerate([*first, *rest]) if item.error] == [40]
 
 
 @pytest.mark.parametrize("all_scores", [False, True])
@@ -54,7 +54,7 @@ def test_an_interrupted_command_is_continued(
     predictor: Model, files: FileList, tmp_path: Path, all_scores: bool
 ) -> None:
     uninterrupted, continued = tmp_path / "uninterrupted", tmp_path / "continued"
-    assert predict_to_parquet(predictor, files, uninterrupted, all_scores=all_scores) == (91, 2)
+    assert predict_to_parquet(predictor, files, uninterrupted, all_scores=all_scores) == (90, 1)
     progress: list[int] = []
 
     def stop(done: int, total: int) -> None:
@@ -66,7 +66,7 @@ def test_an_interrupted_command_is_continued(
         predict_to_parquet(predictor, files, continued, all_scores=all_scores, reporter=Reporter(stop))
     assert [path.name for path in sorted(continued.glob("part-*"))] == ["part-00000.parquet", "part-00001.parquet"]
     (continued / "part-00001.parquet").write_bytes(b"damaged")
-    assert predict_to_parquet(predictor, files, continued, all_scores=all_scores, reporter=Reporter(stop)) == (91, 2)
+    assert predict_to_parquet(predictor, files, continued, all_scores=all_scores, reporter=Reporter(stop)) == (90, 1)
     assert progress[3:] == [32, 58]  # of the images after the first part
     for path in uninterrupted.iterdir():
         assert (continued / path.name).read_bytes() == path.read_bytes()
@@ -74,7 +74,7 @@ def test_an_interrupted_command_is_continued(
     expected = predictor.predict(files.paths, all_scores=all_scores)
     if all_scores:
         classes = json.loads(pq.read_schema(uninterrupted / "part-00000.parquet").metadata[b"classes"])
-        assert [row["image"] for row in rows] == [item.image for item in expected] + ["elsewhere.png"]
+        assert [row["image"] for row in rows] == [item.image for item in expected]
         for row, item in zip(rows, expected, strict=False):
             probabilities = {label["class"]: pytest.approx(label["probability"]) for label in item.labels}
             assert dict(zip(classes, row["probabilities"] or [], strict=False)) == probabilities
@@ -85,7 +85,7 @@ def test_an_interrupted_command_is_continued(
         for item in expected
         for label in item.labels
     ]
-    bad = [(files.paths[40], None, None, None, expected[40].error), ("elsewhere.png", None, None, None, "not packed")]
+    bad = [(files.paths[40], None, None, None, expected[40].error)]
     assert [tuple(row.values()) for row in rows if not row["error"]] == flat
     assert [tuple(row.values()) for row in rows if row["error"]] == [(str(name), *rest) for name, *rest in bad]
 

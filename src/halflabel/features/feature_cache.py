@@ -21,7 +21,7 @@ from halflabel.features.backbones import Backbone, fingerprint
 from halflabel.features.feature_blocks import FeatureExtractor, engine_device, goes_to_ray, map_images
 from halflabel.features.onnx_features import OnnxBackbone, find_onnx_backbone, network_file
 from halflabel.features.vector_store import Block, VectorStore
-from halflabel.images.file_identity import FileState, digest_files
+from halflabel.images.file_identity import digest_files
 from halflabel.images.pack.source import PackedImages
 from halflabel.images.sources import Arrays, Features, Images, plan_of, sequential_plan
 from halflabel.system import distributed
@@ -120,7 +120,6 @@ def _view_stores(
         images = source.digest()
     else:  # by size and modification time
         images = digest_files(source.paths, lambda path: "{0.st_size} {0.st_mtime_ns}".format(os.stat(path)).encode())
-    files = FileState(source.paths if isinstance(source, Images) and not isinstance(source, PackedImages) else ())
     size, kind = source.views["plain"].size, "maps" if maps else "pooled"
     names = hashlib.sha256(source.hashes.tobytes()).hexdigest()[:12]
     network = network_file(backbone, weights, (size, size))
@@ -131,12 +130,11 @@ def _view_stores(
         {"weights": weights, "view": source.views[_plain_view(source, maps)].describe(), "images": images},
         len(source),
         about=about,
-        files=files,
     )
     stores = [plain]
     for copy in range(copies):
         key = {"weights": weights, "strong view": source.views["strong"].describe(), "images": images}
-        stores.append(VectorStore(plain.folder, f"strong-{copy}", key, len(source), files=files))
+        stores.append(VectorStore(plain.folder, f"strong-{copy}", key, len(source)))
     return stores
 
 

@@ -2,7 +2,7 @@
 
 A store is the folder NAME-DIGEST with a digest of its key, which is everything that the values depend on.
 
-    about.json    the key and the state of the image files; its modification time is the time of last use
+    about.json    the key; its modification time is the time of last use
     values.npy    (N, …), of full size from the beginning, memory-mapped
     digests.npy   (N,) content digests of the images that the values were computed from, 0 where there is none
     blocks.jsonl  a line per block of computed rows: first row, end, CRC-32, and why images could not be read
@@ -31,7 +31,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import NoReadableImage, UserError
-from halflabel.images.file_identity import FileState
 from halflabel.system import distributed
 from halflabel.system.files import (
     DISK_FULL,
@@ -74,7 +73,6 @@ class VectorStore:
     rows: int
     title: str = "features"  # of the values, in messages
     about: Mapping[str, Any] = field(default_factory=dict)  # recorded beside the key, for listings
-    files: FileState = field(default_factory=lambda: FileState(()))  # that the values are made of
 
     @classmethod
     def at(cls, folder: Path) -> VectorStore | None:
@@ -107,8 +105,6 @@ class VectorStore:
 
     def fault(self) -> str | None:
         """Return why values must be computed; None if all are valid, "" if they were not computed yet."""
-        if self._is_noted() and not self._fits_files():
-            return "an image was replaced by another of the same size and time"
         if not self._is_noted() or self.noted_rows < self.rows:
             return ""
         return "bytes do not match their checksum" if self._check()[0].any() else None
@@ -192,9 +188,6 @@ class VectorStore:
         note = _read_note(self.folder / _ABOUT)
         return bool(note.get("key") == to_json_value(self.key) and note.get("rows") == self.rows)
 
-    def _fits_files(self) -> bool:
-        return self.files.fits(_read_note(self.folder / _ABOUT))
-
     def _blocks(self) -> list[tuple[int, int, int, Reasons]]:
         """Return first row, end, checksum and unreadable images of each block, up to the first damaged line."""
         blocks: list[tuple[int, int, int, Reasons]] = []
@@ -236,11 +229,11 @@ class VectorStore:
 
     def _begin(self, batch_size: int) -> NDArray[np.int64]:
         """Keep the whole batches that are valid; return the other rows."""
-        if not (self._is_noted() and self._fits_files()):
+        if not self._is_noted():
             for name in (_VALUES, _DIGESTS, _BLOCKS):
                 (self.folder / name).unlink(missing_ok=True)
             note = {"name": self.name, "key": self.key, "rows": self.rows, "about": self.about}
-            write_json(self.folder / _ABOUT, note | self.files.note())  # the state before the images are read
+            write_json(self.folder / _ABOUT, note)
         is_missing, bad = self._check()
         batches = np.arange(self.rows) // batch_size
         is_missing = np.isin(batches, batches[is_missing])

@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,28 +35,9 @@ def group_copies(paths: Sequence[str]) -> NDArray[np.int64]:
     return group
 
 
-@dataclass(frozen=True)
-class FileState:
-    """The state of the image files beyond size and modification time, which a replaced file may share."""
-
-    paths: Sequence[str]
-
-    @cached_property
-    def changes(self) -> str:
-        """A digest of inodes and change times: equal means that no file was replaced; a copied file has others."""
-        return digest_files(self.paths, lambda path: "{0.st_ino} {0.st_ctime_ns}".format(os.stat(path)).encode())
-
-    @cached_property
-    def contents(self) -> str:
-        """A digest of the beginning and end of each file."""
-        return digest_files(self.paths, _ends_digest)
-
-    def note(self) -> dict[str, str]:
-        return {"file changes": self.changes, "file contents": self.contents}
-
-    def fits(self, note: dict[str, Any]) -> bool:
-        """Whether the files are those of a note; contents are read only if change times differ."""
-        return note.get("file changes") == self.changes or note.get("file contents") == self.contents
+def digest_contents(paths: Sequence[str]) -> str:
+    """Return a digest of the beginning and end of each file."""
+    return digest_files(paths, _ends_digest)
 
 
 def digest_files(paths: Sequence[str], state: Callable[[str], bytes]) -> str:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, StoreFailed, item_files, none_found_error, read_with_digest
-from halflabel.images.file_identity import FileState, group_copies
+from halflabel.images.file_identity import digest_contents, group_copies
 from halflabel.images.quarantine import Quarantine, TooManyBadImages
 from halflabel.images.views import View, stack_images, view_keys
 from halflabel.labels.groups import image_groups
@@ -231,7 +231,7 @@ class Images:
 
     def digest(self) -> str:
         """Return a digest of the beginning and end of each file."""
-        return FileState(self.paths).contents
+        return digest_contents(self.paths)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         if self._loader is None:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.images.decode import find_images
-from halflabel.images.file_identity import FileState
+from halflabel.images.file_identity import digest_contents
 from halflabel.images.items import Items
-from halflabel.images.pack.read import find_packed_image, images_not_packed
+from halflabel.images.pack.read import find_packed_image
 from halflabel.images.sources import Images
 from halflabel.images.stored_features import StoredFeatures, holds_features, stored_names
 from halflabel.labels.formats._sheets import parquet_files
@@ -63,10 +63,9 @@ def csv_rows(item: Prediction) -> Iterator[Sequence[str]]:
 
 
 class FileList(NamedTuple):
-    """The images to predict, and the images that a pack could not store, with the reason."""
+    """The images to predict."""
 
     paths: list[Path] | Names
-    unpacked: dict[str, str]
     features: Path | None = None  # a folder of features in place of the images, whose names are `paths`
 
     @property
@@ -84,18 +83,17 @@ def list_files(images: Sequence[str | Path], stdin: Iterable[str] = (), *, items
     """
 
     def find() -> FileList:
-        paths, unpacked = list[Path](), dict[str, str]()
+        paths = list[Path]()
         if len(images) == 1 and str(images[0]) != "-" and holds_features(images[0]):
-            return FileList(stored_names(folder := local_path(images[0])), {}, folder)
+            return FileList(stored_names(folder := local_path(images[0])), folder)
         for path in map(Path, images):
             if str(path) == "-":
                 paths.extend(Path(line.rstrip("\r\n")) for line in stdin if line.strip())
             elif (path := local_path(path)).is_dir() and not items:
                 paths.extend(find_images(path))
-                unpacked.update(images_not_packed(path))
             else:
                 paths.append(path)
-        return FileList(paths, unpacked)
+        return FileList(paths)
 
     files = distributed.run_on_main(find)  # only one of several processes may read standard input
     if not len(files.paths):
@@ -112,7 +110,7 @@ def stream_predictions(
     items: bool = False,
     reporter: Reporter = SILENT,
 ) -> Iterator[Prediction]:
-    """Yield the predictions of the images, as they are scored; then those of the unpacked images."""
+    """Yield the predictions of the images, as they are scored."""
     for names, scores, errors in _score(model, files, first=0, items=items, reporter=reporter):
         for number, (name, row) in enumerate(zip(names, scores, strict=True)):
             error = errors.get(number, "")
@@ -129,7 +127,7 @@ class _Block(NamedTuple):
 
 
 def _score(model: Model, files: FileList, *, first: int, items: bool, reporter: Reporter) -> Iterator[_Block]:
-    """Yield the probabilities of the images from the number `first` on, block by block; then the unpacked images."""
+    """Yield the probabilities of the images from the number `first` on, block by block."""
     options: dict[str, Any] = {"max_bad": 1.0}
     source: Images
     if files.features is not None:
@@ -156,14 +154,8 @@ def _score(model: Model, files: FileList, *, first: int, items: bool, reporter: 
     except UserError:
         if number or len(source.bad) < len(source):
             raise
-        yield _unreadable({name: source.bad[k][2] for k, name in enumerate(written)}, model)
-    if unpacked := dict(islice(files.unpacked.items(), max(0, first - len(files.paths)), None)):
-        yield _unreadable(unpacked, model)
-
-
-def _unreadable(reasons: dict[str, str], model: Model) -> _Block:
-    scores = torch.full((len(reasons), len(model.classes)), math.nan)
-    return _Block([*reasons], scores, dict(enumerate(reasons.values())))
+        scores = torch.full((len(source), len(model.classes)), math.nan)
+        yield _Block([*written], scores, {number: reason for number, (_, _, reason) in source.bad.items()})
 
 
 def _name(path: Path | str) -> str:
@@ -237,7 +229,7 @@ def _made_of(model: Model, files: FileList, options: dict[str, Any]) -> dict[str
         read = [str(path) for path in parquet_files(files.features)]
     else:  # in place of images in a pack, its index, which holds their checksums
         read = names + sorted({os.path.join(os.path.dirname(name), "index.arrow") for name in names})
-    images = hashlib.sha256("\0".join([*names, FileState(read).contents]).encode("utf-8", "surrogateescape"))
+    images = hashlib.sha256("\0".join([*names, digest_contents(read)]).encode("utf-8", "surrogateescape"))
     return {"model": digest.hexdigest()[:16], "images": images.hexdigest()[:16], "part": PART, **options}
 
 

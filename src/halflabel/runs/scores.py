@@ -22,7 +22,6 @@ from halflabel.evaluation.scores import Scores, image_blocks
 from halflabel.features.vector_store import Block, VectorStore
 from halflabel.fitting.config import Config
 from halflabel.images.decode import first_files
-from halflabel.images.file_identity import FileState
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
@@ -137,8 +136,7 @@ def _store(run: RunFolder, table: Table, folder: Path, paths: Sequence[Path | No
     key = {"weights": f"{file_crc32(run.weights):08x}" if run.weights.is_file() else "", "images": images.hexdigest()}
     config, name = run.read_config(), f"{run.folder.resolve().name}-scores"
     about = {"backbone": config.get("backbone"), "size": config.get("size"), "kind": "scores"}
-    state = FileState([str(path) for path in files])
-    return VectorStore(run.cache, name, key, len(table), title="scores", about=about, files=state)
+    return VectorStore(run.cache, name, key, len(table), title="scores", about=about)
 
 
 def _compute(

@@ -6,8 +6,6 @@ import contextlib
 import csv
 import errno
 import json
-import json.decoder
-import json.scanner
 import math
 import os
 import shutil
@@ -131,18 +129,17 @@ def read_json(path: str | Path, fix: str) -> Any:
     try:
         return parse_json(text)
     except DuplicateKey as error:
-        raise UserError(f"{path}, line {error.line}: the key {error.key!r} occurs twice", fix) from None
+        raise UserError(f"{path}: the key {error.key!r} occurs twice", fix) from None
     except (ValueError, RecursionError):  # also numbers of thousands of digits, and deep nesting
         raise UserError(f"{path} cannot be read: it is not JSON", fix) from None
 
 
 class DuplicateKey(ValueError):
-    """A key that occurs twice in one JSON object; `line` is where the object begins."""
+    """A key that occurs twice in one JSON object."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the key {key!r} occurs twice in one object")
         self.key = key
-        self.line = 1
 
 
 def parse_json(text: str, without: Collection[str] = (), **options: Any) -> Any:
@@ -157,29 +154,7 @@ def parse_json(text: str, without: Collection[str] = (), **options: Any) -> Any:
             content.pop(key, None)
         return content
 
-    decoder = json.JSONDecoder(object_pairs_hook=make_object, **options)
-    try:
-        return decoder.decode(text)
-    except DuplicateKey as error:
-        _find_line(decoder, text, error)
-        raise
-
-
-def _find_line(decoder: Any, text: str, error: DuplicateKey) -> None:
-    """Parse again, in Python, to find the line of the object with the key: the parser in C does not report it."""
-
-    def parse_object(state: tuple[str, int], *args: Any) -> Any:
-        try:
-            return json.decoder.JSONObject(state, *args)  # type: ignore[attr-defined]
-        except DuplicateKey as inner:
-            if inner.line == 1:
-                inner.line = error.line = text.count("\n", 0, state[1]) + 1
-            raise
-
-    decoder.parse_object = parse_object
-    decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
-    with contextlib.suppress(DuplicateKey, RecursionError):
-        decoder.decode(text)
+    return json.loads(text, object_pairs_hook=make_object, **options)
 
 
 def to_json_value(value: Any) -> Any:

@@ -13,7 +13,6 @@ that others wrote is a pack too: its index is made from the headers, without siz
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 import os
@@ -92,17 +91,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     except UserError:
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
-
-
-def images_not_packed(folder: Path) -> dict[str, str]:
-    """The path and the reason of each image that could not be packed; empty for a folder of files."""
-    if not is_pack(folder) or not (folder / "bad_images.csv").is_file():
-        return {}
-    try:
-        with open(folder / "bad_images.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            return {row["path"]: f"not packed: {row['reason']}" for row in csv.DictReader(file)}
-    except (OSError, KeyError, csv.Error):
-        return {}
 
 
 def open_pack(folder: str | Path) -> Pack:

@@ -29,7 +29,7 @@ from halflabel.images.decode import (
     read_image,
     split_suffixes,
 )
-from halflabel.images.file_identity import FileState
+from halflabel.images.file_identity import digest_contents
 from halflabel.images.pack.read import (
     FORMAT,
     INDEX_COLUMNS,
@@ -84,7 +84,7 @@ def pack_images(
     # Neighbours are read together: they must not be similar.
     order = pa.array(np.argsort(bits(0, _STORING, hash_names(names)), kind="stable"))
     names, keys = names.take(order), keys.take(order)
-    contents = FileState([str(folder / name) for name in names.to_pylist()]).contents
+    contents = digest_contents([str(folder / name) for name in names.to_pylist()])
     manifest = {
         "format": FORMAT,
         "version": VERSION,

@@ -154,7 +154,7 @@ def _decode(raw: bytes, encoding: str, path: Path) -> str:
         raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", path) from None
 
 
-def _parse(text: str, path: Path, first_line: int = 1, **options: Any) -> Any:
+def _parse(text: str, path: Path, first_line: int | None = None, **options: Any) -> Any:
     """Parse JSON that begins on a line of a file; LabelError with the line of a fault."""
     try:
         return parse_json(text, **options)
@@ -162,11 +162,11 @@ def _parse(text: str, path: Path, first_line: int = 1, **options: Any) -> Any:
         line, message = fault.lineno, f"this is not JSON: {fault.msg} at character {fault.colno}"
         fix = "export the file again, or repair it here"
     except DuplicateKey as fault:
-        line, message = fault.line, f"the key {fault.key!r} occurs twice in one object"
         fix = "remove one of them: only one value can be meant"
+        raise LabelError(f"the key {fault.key!r} occurs twice in one object", fix, path, line=first_line) from None
     except (RecursionError, ValueError):  # brackets nested a thousand deep; a number of thousands of digits
         line, message, fix = 1, "this JSON is nested too deep or has a number too long", "export it again"
-    raise LabelError(message, fix, path, line=first_line + line - 1)
+    raise LabelError(message, fix, path, line=(first_line or 1) + line - 1)
 
 
 def load_lines(path: Path, encoding: str = "utf-8", **options: Any) -> Iterator[Node]:
