@@ -30,6 +30,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What the system, torch and OpenBLAS say when memory for libraries, threads or tensors is refused.
 _NO_MEMORY = re.compile(
     "failed to map segment|[Cc]annot allocate memory|can't allocate memory|can't start new thread|bad_alloc"
+    "|launch worker thread"
 )
 _FIX = (
     "free space there or set TMPDIR to a larger disk; use fewer images or classes; in training, use a method that "
