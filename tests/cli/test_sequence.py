@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import TINY, done
 
-from halflabel.cli.sequence import fill_words, words_after_review
+from halflabel.cli.fill import fill_words, words_after_review
 from halflabel.cli.show import join_command
 from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore

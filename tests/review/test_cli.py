@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.cli.sequence import remember_fill, remembered_fill
+from halflabel.cli.fill import remember_fill, remembered_fill
 from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.review.live_questions import EntryAnswer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -23,19 +25,19 @@ from halflabel.cli.options import (
     option_words,
 )
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import fill_words, remember_fill, words_after_review
 from halflabel.cli.show import ABSENT, PRESENT, UNKNOWN, console, first_names, in_shell, join_command, plain_table
 from halflabel.errors import UserError
 from halflabel.filling import control as control_questions
 from halflabel.filling import plan as fill_plan
 from halflabel.filling import run as fill_run
+from halflabel.filling import thresholds as fill_thresholds
 from halflabel.filling import undo as undo_fill
-from halflabel.filling.thresholds import FillDecision
 from halflabel.images import stored_features
 from halflabel.labels import labels as label_rows
 from halflabel.questions.choose import FEWEST_ANSWERS, weigh_answers
 from halflabel.runs import folder as run_folder
 from halflabel.system import distributed
+from halflabel.system.files import read_json
 from halflabel.system.format import counted, group_digits, percent
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.reporter import Reporter
@@ -274,17 +276,12 @@ def _show(plan: fill_plan.FillPlan, counts: fill_plan.FillCounts) -> None:
     for c in order[:_MOST]:
         cells: list[Text | str] = [Text(classes[c])]
         for _, _, shade, filled, decision in shown:
-            mark = "*" if decision.low[c] >= plan.options.precision else " "
-            precision = f"{100 * decision.estimate[c]:.1f} %{mark}" if decision.filled[c] else "—"
+            precision = f"{100 * decision.estimate[c]:.1f} %" if decision.filled[c] else "—"
             cells += [Text(group_digits(filled[c]), shade), precision]
         rows.add_row(*cells, Text(group_digits(counts.unknown[c]), UNKNOWN))
     if order:
         console.print(rows)
         show.rest(len(order), _MOST)
-        if any((decision.low >= plan.options.precision).any() for *_, decision in shown):
-            console.print(
-                "[bright_black]* estimated from the known labels of the class; otherwise from all classes together[/]"
-            )
         if empty := [classes[c] for c in np.flatnonzero(total == 0).tolist()]:
             console.print(f"nothing filled: {escape(first_names(empty))}")
     for word, _, _, filled, decision in sides:
@@ -321,7 +318,7 @@ def _show(plan: fill_plan.FillPlan, counts: fill_plan.FillCounts) -> None:
         console.print(f"[yellow]warning:[/] {escape(in_shell(warning))}")
 
 
-def _describe_precision(plan: fill_plan.FillPlan, decision: FillDecision, count: int) -> str:
+def _describe_precision(plan: fill_plan.FillPlan, decision: fill_thresholds.FillDecision, count: int) -> str:
     """Say how many of the filled labels are right, by what evidence and under what condition."""
     right = f"{100 * decision.precision:.1f} %"
     text = ""
@@ -342,3 +339,47 @@ def _describe_precision(plan: fill_plan.FillPlan, decision: FillDecision, count:
     if plan.check:
         return f"{text}control answers with such scores; {right} are expected to be"
     return f"{text}known labels with such scores, if these are a random sample; {right} of them are"
+
+
+def words_after_review(
+    run: Path, images: Path, *, is_control: bool = False, place: str | Path | None = None, all_photos: bool = False
+) -> list[Any]:
+    """Return the command that uses the answers; those to control questions show the precision of a fill.
+
+    Answers in a `place` of their own, a file or the URL of a database, are exported first. `all_photos`: the questions
+    are also about photos that the labels do not list.
+    """
+    if place is not None:
+        where = ("--answers", place) if isinstance(place, Path) else ("--store", "URL")  # which may hold a password
+        return ["review", run, *where, "--export", "answers.csv"]
+    return fill_words(run, images, all_photos) if is_control else ["train", "--continue", run]
+
+
+def fill_words(run: Path, images: Path, all_photos: bool = False) -> list[Any]:
+    """Return the command that fills as the last time, and overwrites nothing."""
+    options = remembered_fill(run_folder.RunFolder(run))
+    options["out"] = free_name(Path(options.get("out", "filled.csv")))
+    return ["fill", run, images, *option_words(options | ({"all_photos": True} if all_photos else {}))]
+
+
+def remember_fill(run: run_folder.RunFolder, options: dict[str, Any]) -> None:
+    """Store the options of a `fill` for the next one, also of a run that continues this one; if it can be written."""
+    with suppress(OSError, UserError):
+        run.write_text(run.fill_options.name, json.dumps(options, default=str, indent=1) + "\n")
+
+
+def remembered_fill(run: run_folder.RunFolder) -> dict[str, Any]:
+    """Return the options of the last `fill`; empty if there was none, or if they cannot be read."""
+    with suppress(UserError, TypeError, ValueError):
+        options = dict(read_json(run.fill_options, "remove it"))
+        if isinstance(options.get("precision", 0.95), float) and isinstance(options.get("out", ""), str):
+            return options
+    return {}
+
+
+def free_name(path: Path) -> Path:
+    """Return the path, or the first of NAME-2, NAME-3, … that does not exist."""
+    number, free = 2, path
+    while free.exists():
+        number, free = number + 1, path.with_stem(f"{path.stem}-{number}")
+    return free

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from halflabel.cli import app, show
+from halflabel.cli.fill import free_name
 from halflabel.cli.options import (
     ExcelSafe,
     Force,
@@ -23,7 +24,6 @@ from halflabel.cli.options import (
     option_words,
 )
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import free_name
 from halflabel.cli.show import console, plain_table
 from halflabel.errors import UserError
 from halflabel.features import near_copies

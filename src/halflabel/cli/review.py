@@ -13,6 +13,7 @@ from urllib.parse import quote
 from rich.markup import escape
 
 from halflabel.cli import show
+from halflabel.cli.fill import fill_words, remember_fill, remembered_fill, words_after_review
 from halflabel.cli.options import (
     ImageFolder,
     RunArgument,
@@ -24,7 +25,6 @@ from halflabel.cli.options import (
     option,
 )
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import fill_words, remember_fill, remembered_fill, words_after_review
 from halflabel.cli.show import console, join_command, plain_table
 from halflabel.errors import UserError
 from halflabel.filling import run as fill_run

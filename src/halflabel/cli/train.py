@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import show
+from halflabel.cli.fill import fill_words
 from halflabel.cli.options import (
     Engine,
     LabelReader,
@@ -25,7 +26,6 @@ from halflabel.cli.options import (
     panel,
 )
 from halflabel.cli.progress import Bar, TrainingBar
-from halflabel.cli.sequence import fill_words
 from halflabel.cli.show import console, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.evaluation.registry import has_too_few
