@@ -8,7 +8,6 @@ import errno
 import json
 import math
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from filelock import FileLock, Timeout
 
 from halflabel.errors import UserError, error_summary
 
-WRITING_MARK = ".halflabel-writing"  # in a folder whose files are being replaced
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
 _REMOTE = ("s3", "gs", "hf", "https", "http")
 _MAX_YAML_BYTES = 1 << 20
@@ -201,7 +199,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         # mkstemp makes the file private; a result gets the permissions of any other new file.
-        temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
+        os.umask(mask := os.umask(0))
+        temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -213,44 +212,6 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-@contextmanager
-def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; all of its files come into `path` if the block succeeds.
-
-    A new folder is renamed as a whole. Into an existing one files are moved one by one; a crash in this moment leaves
-    the file WRITING_MARK, by which readers know that the folder is a mixture.
-    """
-    refuse_remote(path)
-    path = Path(path)
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file", "name a folder to write")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "choose a folder you may write to") from None
-    try:
-        yield temporary
-        temporary.chmod(0o777 & ~_umask())
-        if not path.exists():
-            os.rename(temporary, path)
-            return
-        (path / WRITING_MARK).touch()
-        for file in sorted(file for file in temporary.rglob("*") if file.is_file()):
-            place = path / file.relative_to(temporary)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, place)
-        (path / WRITING_MARK).unlink()
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class JobLock:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from halflabel.errors import LabelError, error_summary
-from halflabel.system.files import WRITING_MARK
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
@@ -64,9 +63,6 @@ def check_exists(path: Path) -> None:
         exists = False
     if not exists:
         raise LabelError("no such file or folder", "check the path", path)
-    if (path / WRITING_MARK).exists():
-        fix = "write it again, such as with halflabel convert --force"
-        raise LabelError("the folder is a mixture: writing it was interrupted", fix, path)
     if not (path.is_file() or path.is_dir()):  # reading a pipe would wait forever
         raise LabelError("this is a pipe or a device", "name a file or a folder", path)
 

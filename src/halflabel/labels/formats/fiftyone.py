@@ -21,7 +21,6 @@ from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
-from halflabel.system.files import atomic_folder
 
 USES = ("unlisted",)
 
@@ -78,25 +77,27 @@ def write(rows: Labels, path: Path) -> None:
     holding = rows.holding()
     known = np.zeros(len(names), bool)
     known[rows.image[holding]] = True
-    with atomic_folder(path) as folder:
-        for file, sign in ((LABELS, 1), (NEGATIVES, -1)):
-            # null: nobody has labelled the image; an empty list: nothing was found in it.
-            labels: dict[str, list[Record] | None] = {
-                key: [] if is_known else None for key, is_known in zip(keys, known.tolist(), strict=True)
-            }
-            for k in holding[rows.value[holding] == sign].tolist():
-                listed = labels[keys[rows.image[k]]]
-                assert listed is not None
-                target: Record = {"label": int(rows.column[k])}
-                if not math.isnan(rows.score[k]):
-                    target["confidence"] = shortest_float(rows.score[k])
-                if source := rows.sources[rows.source[k]]:
-                    target["attributes"] = {"source": source}
-                listed.append(target)
-            content = {"classes": list(rows.classes), "labels": labels}
-            if keys != names:
-                content["file_names"] = dict(zip(keys, names, strict=True))
-            write_compact_json(folder / file, content)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file", "name a folder to write")
+    (path / LABELS).unlink(missing_ok=True)  # written last: without it, nothing is read if writing is interrupted
+    for file, sign in ((NEGATIVES, -1), (LABELS, 1)):
+        # null: nobody has labelled the image; an empty list: nothing was found in it.
+        labels: dict[str, list[Record] | None] = {
+            key: [] if is_known else None for key, is_known in zip(keys, known.tolist(), strict=True)
+        }
+        for k in holding[rows.value[holding] == sign].tolist():
+            listed = labels[keys[rows.image[k]]]
+            assert listed is not None
+            target: Record = {"label": int(rows.column[k])}
+            if not math.isnan(rows.score[k]):
+                target["confidence"] = shortest_float(rows.score[k])
+            if source := rows.sources[rows.source[k]]:
+                target["attributes"] = {"source": source}
+            listed.append(target)
+        content = {"classes": list(rows.classes), "labels": labels}
+        if keys != names:
+            content["file_names"] = dict(zip(keys, names, strict=True))
+        write_compact_json(path / file, content)
 
 
 def _key(image: str) -> str:
