@@ -331,17 +331,3 @@ def test_missing_photos_are_left_out_and_counted(voc2012: Path, tmp_path: Path) 
     assert "2 of 49 train images are not in the folder" in result.differs
     assert "50 train images of voc2012 instead of 5717" in result.differs
     assert "47 training images" in " ".join(result.protocol["VOC"])
-
-
-def test_s3_rows_quoted_from_other_papers(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
-    """CNN+RNN uses the F1 of its own paper, CNN+RMLC trains a head with its own rate; both report deviations."""
-    result = reproduce("S3-table4", coco2014, out=tmp_path, rows=["CNN+RNN", "CNN+RMLC"], overrides=TINY)
-    cnn_rnn, rmlc = (next(fit for fit in fits if fit["settings"].optimizer == name) for name in ("sgd", "adamw"))
-    assert (cnn_rnn["settings"].lr, rmlc["settings"].lr, rmlc["settings"].weight_decay) == (5e-5, 1e-3, 1e-2)
-    assert not any(name.startswith("backbone") for name in rmlc["weights"])
-    precision, recall = (figure(result, "CNN+RNN", name).ours for name in ("P-C", "R-C"))
-    assert figure(result, "CNN+RNN", "F1-C").ours == pytest.approx(2 * precision * recall / (precision + recall))
-    for row, part in (("CNN+RNN", "quoted from another paper"), ("CNN+RMLC", "another experiment: the paper uses")):
-        assert any(line.startswith(f"{row}: ") and part in line for line in result.differs)
-    assert not any("binary relevance" in line for line in result.differs)
-    assert "epochs 2 instead of 23" in result.differs

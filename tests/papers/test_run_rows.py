@@ -12,7 +12,6 @@ import torch
 from digit_scenes import scenes
 from PIL import Image
 
-from halflabel.fitting import fit as fitting
 from halflabel.labels.drop import semi_supervised
 from halflabel.papers.datasets import open_dataset
 from halflabel.papers.run import reproduce
@@ -109,21 +108,3 @@ def test_species_are_side_information_of_s1_figure3(tmp_path: Path, fits: list[d
     assert result.finished == 2
     species = fits[-1]["method"].groups
     assert (len(species), set(species.tolist())) == (22, {0, 1})  # the others are held out
-
-
-def test_a_method_with_two_views_trains_on_both(
-    coco2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    differ: list[bool] = []
-    original = fitting.fit_epochs
-
-    def fit(model: Any, method: Any, source: Any, *rest: Any, **more: Any) -> Any:
-        ((_, (weak, strong)),) = source.fetch([np.arange(8)], ("weak", "strong"))
-        differ.append(bool((weak != strong).flatten(1).any(1).all()))
-        return original(model, method, source, *rest, **more)
-
-    monkeypatch.setattr(fitting, "fit_epochs", fit)
-    overrides = Overrides(backbone="tiny", size=32, tune="head", epochs=1, device="cpu", workers=0)
-    rows, conditions = ["BN-BCE + SR + CR (w/ SR)"], ["50 %"]
-    reproduce("S4-table2", coco2014, out=tmp_path, rows=rows, conditions=conditions, overrides=overrides)
-    assert differ == [True]

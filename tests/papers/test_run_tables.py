@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import pytest
 import torch
 from paper_examples import figure, run
 
-from halflabel import metrics
-from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.papers.datasets import open_dataset
 from halflabel.papers.run import reproduce
@@ -70,57 +67,6 @@ def test_s1_rows_start_from_the_logistic_model(open_images: Path, tmp_path: Path
     assert setup.start is not None
     assert (setup.start.epochs, setup.start.lr, setup.start.method) == (6, 0.1, "logistic")
     assert "the initial model logistic has 6 instead of 2 epochs" in setup.differs
-
-
-def test_s1_table2_is_tested_on_validation_images(
-    open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]
-) -> None:
-    rows = ["λ_y=1 λ_f=0.5 k=3", "λ_y=0 λ_f=0.5 k=5"]
-    result = run("reproduce", "S1-table2", open_images, "--rows", ",".join(rows), "--out", tmp_path / "out", *WORDS)
-    assert result.exit_code == 0, result.output
-    text = " ".join(result.stdout.split())
-    assert "2 epochs of logistic, on frozen features, seed 0" in text
-    assert "30 training images; 30 images of the split validation to test on" in text
-    assert "78.34" in text
-    assert "78.12" in text
-    assert "all rows: λ_y and λ_f are fixed in eq. 7" in text
-    content = json.loads((tmp_path / "out" / "reproduction.json").read_text())
-    ours = {cell["row"]: cell["ours"] for cell in content["figures"]}
-    validation = open_dataset("open-images", open_images).splits["validation"].labels.dense()
-    results = []
-    for path in (tmp_path / "out").glob("*/tasks/*.npy"):
-        logits = torch.from_numpy(np.load(path))
-        per_class = metrics.average_precision(logits, torch.from_numpy(validation))
-        results.append(100 * float(torch.nan_to_num(per_class).mean()))
-    assert sorted(results) == pytest.approx(sorted(ours.values()))
-    assert len(fits) == 3
-    needs = run("reproduce", "S1-table2").stdout
-    assert "tested: the images of the split validation; on the split validation, the epoch" in needs
-
-
-def test_s2_open_images_of_the_boxable_classes(open_images: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(open_images, data)
-    file = data / "train" / "annotations-human.csv"
-    lines = file.read_text().splitlines(keepends=True)
-    alone = "0" * 16  # an image of which only a class that is not in the list is known
-    lines = [line for line in lines if not line.startswith(alone) or "/m/9," in line or "/m/8," in line]
-    file.write_text("".join(lines))
-    result = reproduce("S2-table3", data, out=tmp_path / "out", overrides=replace(SMALL, epochs=2))
-    assert not result.failures
-    assert [figure(result, row.name, "MAP").published for row in TABLES["S2-table3"].rows] == [79.01, 83.05, 83.36]
-    opened = open_dataset("open-images", data, classes="class-descriptions-boxable.csv")
-    assert len(opened.classes) == BOXABLE
-    for fit in fits:
-        assert len(fit["table"].classes) == BOXABLE
-        assert alone not in list(fit["table"].images)
-        assert len(fit["table"]) == 29
-        settings = fit["settings"]
-        assert (settings.patience, settings.lr, settings.batch_size, settings.optimizer) == (1, 0.01, 16, "sgd")
-        assert list(fit["validation"].names) == list(opened.splits["validation"].labels.images)
-    (data / "class-descriptions-boxable.csv").unlink()
-    with pytest.raises(UserError, match="class-descriptions-boxable"):
-        reproduce("S2-table3", data, out=tmp_path / "b", overrides=SMALL)
 
 
 def test_s2_strategies_by_share(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:

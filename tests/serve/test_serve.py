@@ -231,7 +231,7 @@ def test_the_slider_sets_the_threshold(browser: Any, bench: Any, model: Path, ph
 
 @pytest.mark.parametrize(
     ("host", "address"),
-    [("photos.example:81", "http://photos.example:81/predict"), ("[::1]:8", "&#x27;http://[::1]:8/predict&#x27;")]
+    [("photos.example:81", "http://photos.example:81/predict"), ("[::1]:8", "&#39;http://[::1]:8/predict&#39;")]
     + [(bad, "http://testserver/predict") for bad in ("a;rm -rf ~", "<b>", "[::1 x", "")],
 )
 def test_the_examples_show_the_address_of_the_page(client: TestClient, host: str, address: str) -> None:

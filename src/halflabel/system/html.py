@@ -47,11 +47,6 @@ def render_page(template: str, *, scripts: Sequence[str] = SCRIPTS, served: bool
     return str(page).replace(_PAGE_SIZE, f"{len(page.encode()) / 1000:.0f} kB")
 
 
-def document(title: str, body: Sequence[Html], *, scripts: Sequence[str] = SCRIPTS, served: bool = False) -> str:
-    """Return a page with this body."""
-    return render_page("system/page.html.j2", scripts=scripts, served=served, title=title, body=join(body))
-
-
 def el(name: str, /, *children: object, **attributes: object) -> Html:
     """Return an element; children and attributes are escaped unless they are Html; None and False are left out.
 

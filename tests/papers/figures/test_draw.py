@@ -133,16 +133,6 @@ def test_skipped_figures_are_reported_with_the_reason(
     assert check_pictures(tmp_path / "c") == {"densities"}
 
 
-def test_a_missing_graph_file_skips_one_figure(folder: Path, truth: Table, tmp_path: Path) -> None:
-    edges = tmp_path / "edges.csv"
-    edges.write_text("digit 2,digit 3,0.5\n", encoding="utf-8")
-    run = make(folder, "own-graph", truth, method="imcl", options={"graph": str(edges)})
-    edges.unlink()
-    output = call(run.folder, "--out", tmp_path / "out")
-    assert "label neighbours: skipped; imcl cannot be started again: there is no label graph" in output
-    assert check_pictures(tmp_path / "out") == {"densities"}
-
-
 def test_bad_arguments_are_refused_with_a_fix(imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
     photos, out = folder / "images", ("--out", tmp_path / "out")
     for words, message, fix in (
