@@ -6,7 +6,6 @@ One call fits the whole frozen recipe: normalisation, strength of regularisation
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -153,14 +152,8 @@ class CrossFit:
             if (references := len(similar.keys)) < readable:
                 mixed += f" (among {references:,} training images, chosen at random)"
         names = f", {self.trust_in_names}" if self.trust_in_names else ""
-        reduced = ""
-        if self.logits.size >= LARGE:
-            step = sampling_step(self.logits.shape)
-            classes = f" and {len(range(0, self.logits.shape[1], step)):,} of the classes" if step > 1 else ""
-            folds = int(self.fold.max()) + 1
-            reduced = f" (a large table: {folds} folds; the first one{classes} chose the strength)"
         blocks = f", {words}" if (words := self.head.transform.words) else ""
-        return f"chosen by out-of-fold scores{reduced}: strength {self.strength:g}{names}{mixed}{blocks}"
+        return f"chosen by out-of-fold scores: strength {self.strength:g}{names}{mixed}{blocks}"
 
 
 def crossfit(
@@ -225,7 +218,6 @@ def crossfit(
         if strength is None:
             choices = []
             choose = _choose_strength_by_sample if is_large else _choose_strength
-            times = [time.perf_counter()]
             for each in bases:
                 attempt = replace(task, make_methods=make_methods[:1], basis=each, scored={})
                 choices.append((*choose(attempt), attempt))
@@ -234,12 +226,10 @@ def crossfit(
             if len(make_methods) > 1:
                 attempts_of_all = [(strength, task)]
                 for make in make_methods[1:]:
-                    times.append(time.perf_counter())
                     attempt = replace(task, make_methods=[make], scored={}, heads=[])
                     attempts_of_all.append((choose(attempt)[0], attempt))
                 if measure:
-                    seconds = np.diff([*times, time.perf_counter()]).tolist()
-                    members, measured = choose_members([attempt.judged for _, attempt in attempts_of_all], seconds)
+                    members, measured = choose_members([attempt.judged for _, attempt in attempts_of_all])
                 strength, task = _average([attempts_of_all[member] for member in members])
         if not len(task.out_of_fold):
             task.out_of_fold = _score_folds(task, _solvers(task), strength)

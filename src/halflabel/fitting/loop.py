@@ -83,8 +83,6 @@ def fit(
     labels of the same images that the method never sees: the method's guesses are compared with them in the log.
     Checkpoints are written to `folder`; `resume` continues from the newest one.
     """
-    if len(source) != len(table):
-        raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
     if distributed.is_distributed() and config.compile != "no":
         raise UserError(f"‹compile={config.compile}› works in one process only", "leave ‹compile› out")
     device = training_device(config.device)

@@ -29,7 +29,6 @@ _ITERATIONS = 60  # at most, of a solve
 _JOINT_ITERATIONS = 30  # of a loss that ties the classes of an image together
 _ROUND_ITERATIONS = 8  # of each round of such a loss with relabelling
 _LAST_ITERATIONS = 20  # of its last round
-_WITHOUT_VARIANCE = 4  # times as many iterations where the features are not known to be uncorrelated
 _CURVATURE = 0.4  # typical second derivative of such a loss by its logit, for the preconditioner
 _LEAST_CURVATURE = 0.01  # of a class, however rare
 _LARGEST_BIAS = 7.0  # of the start
@@ -129,7 +128,6 @@ class LinearSolver:
         `start` holds the weights (C, D) and biases (C,) that the first solve starts from, zeros by default.
         """
         self.tolerance = tolerance
-        self.variance = variance
         self.base: LinearSolver | None = None  # of cross-entropy, where the method starts from it
         self.method = method
         self.features = features
@@ -137,6 +135,7 @@ class LinearSolver:
         self.rounds = 1 if method.relabel.is_static else ROUNDS
         classes = len(table.classes)
         self.head = _PreconditionedLinear(features.shape[1] - (0 if trust is None else classes), classes)
+        self.variance = torch.ones_like(self.head.scale) if variance is None else variance
         if trust is not None:
             self.head.trust.copy_(trust)
         self.model = Model(None, self.head).to(features.device)
@@ -208,10 +207,9 @@ class LinearSolver:
         return logits
 
     def _iterations(self, epoch: int) -> int:
-        factor = _WITHOUT_VARIANCE if self.variance is None else 1
         if self.rounds == 1:
-            return factor * _JOINT_ITERATIONS
-        return factor * (_LAST_ITERATIONS if epoch == self.rounds else _ROUND_ITERATIONS)
+            return _JOINT_ITERATIONS
+        return _LAST_ITERATIONS if epoch == self.rounds else _ROUND_ITERATIONS
 
     @torch.no_grad()
     def _solve_classes(self, gradients: _ClassGradients, strength: float, iterations: int) -> None:
@@ -229,9 +227,8 @@ class LinearSolver:
         self._solve_strength(gradients, strength, iterations)
 
     def _solve_strength(self, gradients: _ClassGradients, strength: float, iterations: int) -> None:
-        variance = torch.ones_like(self.head.scale) if self.variance is None else self.variance
         constant, curvature = gradients.constant()
-        scale = (curvature[:, None] * variance + strength).rsqrt()
+        scale = (curvature[:, None] * self.variance + strength).rsqrt()
         bias_scale = curvature.rsqrt()
         problem = gradients.scaled(torch.cat([scale, bias_scale[:, None]], 1), strength)
         if self.size is None:
@@ -252,8 +249,7 @@ class LinearSolver:
             charge = float(self.method.reduce((targets.pos + targets.neg).float(), targets))
         if not charge > 0:  # nothing is known: every solution is as good
             return
-        if self.variance is not None:
-            self.head.rescale((_CURVATURE * self.variance + strength).rsqrt())
+        self.head.rescale((_CURVATURE * self.variance + strength).rsqrt())
         factor = len(self.table.classes) / charge
         optimizer = torch.optim.LBFGS(
             [self.head.steps, self.head.bias],
