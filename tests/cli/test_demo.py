@@ -25,7 +25,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_files(data: DemoData) -> None:
-    known, truth, test = (read(path).table() for path in (data.labels, data.hidden_labels, data.test_labels))
+    known, truth, test = (
+        read(path).table() for path in (data.folder / f"{name}.csv" for name in ("labels", "truth", "test"))
+    )
     assert known == data.known
     assert (np.bincount(known.entries()[0]) == ANSWERS).all()
     assert not set(test.images) & set(truth.images)

@@ -85,7 +85,7 @@ def demo(
         f"On {len(data.test)} photos that were set aside: [bold]mAP {points(before.mAP)}[/] (are photos that show a "
         f"class ranked first?) and [bold]F1 {points(before.f1)}[/] (are the decisions right?). 100 is perfect."
     )
-    _command("evaluate", run.folder, data.test_labels, data.photos)
+    _command("evaluate", run.folder, data.folder / "test.csv", data.photos)
     _decide(data, bench, run)
     _fill(data, run)
     _ask(data, bench, run, before)
@@ -102,7 +102,7 @@ def demo(
 
 @dataclass(frozen=True)
 class DemoData:
-    """The files of the demo, and all labels of the photos."""
+    """All labels of the photos; in the folder are labels.csv with the known ones, truth.csv and test.csv."""
 
     folder: Path
     truth: Table  # all labels of the training photos
@@ -112,18 +112,6 @@ class DemoData:
     @property
     def photos(self) -> Path:
         return self.folder / "photos"
-
-    @property
-    def labels(self) -> Path:
-        return self.folder / "labels.csv"
-
-    @property
-    def hidden_labels(self) -> Path:
-        return self.folder / "truth.csv"
-
-    @property
-    def test_labels(self) -> Path:
-        return self.folder / "test.csv"
 
 
 def write_data(folder: Path, *, most: int | None = None) -> DemoData:
@@ -146,10 +134,9 @@ def write_data(folder: Path, *, most: int | None = None) -> DemoData:
     known = read(folder / "labels.csv").table()
     classes = truth.classes.index(known.classes.array)  # a label file has its classes in the order of their first row
     truth, test = truth.subset(truth.images.index(known.images.array), classes), test.subset(None, classes)
-    data = DemoData(folder, truth, known, test)
-    write_labels(truth, data.hidden_labels)
-    write_labels(test, data.test_labels)
-    return data
+    write_labels(truth, folder / "truth.csv")
+    write_labels(test, folder / "test.csv")
+    return DemoData(folder, truth, known, test)
 
 
 def hide_labels(truth: Table, *, seed: int) -> Table:
@@ -189,7 +176,7 @@ def _show_labels(data: DemoData) -> None:
         f"{group_digits(present)} times yes, {group_digits(known - present)} times no. The other "
         f"{group_digits(unknown)} labels are [bold]unknown[/], which is not the same as absent."
     )
-    _command("inspect", data.labels)
+    _command("inspect", data.folder / "labels.csv")
 
 
 def _train(data: DemoData) -> tuple[new_run.TrainedRun, TestBench]:
@@ -199,9 +186,11 @@ def _train(data: DemoData) -> tuple[new_run.TrainedRun, TestBench]:
         "There is nothing to set."
     )
     runs = data.folder / "runs"
-    _command("train", data.labels, data.photos, "--out", runs / "first")
+    _command("train", data.folder / "labels.csv", data.photos, "--out", runs / "first")
     with Bar("photos") as bar, Bar("fits", "fits") as fits:
-        run = new_run.train_run(data.labels, data.photos, runs / "first", force=True, reporter=Reporter(bar, fits=fits))
+        run = new_run.train_run(
+            data.folder / "labels.csv", data.photos, runs / "first", force=True, reporter=Reporter(bar, fits=fits)
+        )
         config, cache = run.model.config, cache_folder(runs)
         training, test = (
             open_inputs(config, table, data.photos, cache, Reporter(bar)) for table in (data.truth, data.test)
