@@ -48,9 +48,8 @@ class BoostedMaps(MapHead):
 def boostlu(alpha: OneOrMore = 5.0, scheme: str = "ll-r", delta: float = 0.0, while_training: bool = True) -> Method:
     """Positive values of a class map are multiplied by α before they are averaged to the score.
 
-    A model trained with missing positives highlights the right places, but too weakly; the boost corrects that, and
-    helps the large-loss scheme to find missing positives sooner. Use it for positives-only labels and objects that fill
-    a small part of the image. It needs features with places (maps), which take more disk and memory than pooled ones.
+    Use it for positives-only labels and objects that fill a small part of the image. It needs features with places
+    (maps), which take more disk and memory than pooled ones.
 
         x_c = mean over places of BoostLU(A_c),   BoostLU(a) = max(a, α·a),   A = 1×1 convolution of the features
         loss of the scheme: `ll-r`, `ll-ct` or `ll-cp`, or "an" (unknown = absent)

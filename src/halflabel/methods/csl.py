@@ -88,10 +88,7 @@ def csl(
 ) -> Method:
     """Unknown entries are weak negatives, except where the class prior or the score suggests that they are present.
 
-    The first epochs learn from known labels only and estimate how frequent each class is; after them, unknown entries
-    of frequent classes and the most likely unknown entries of each batch stay ignored, and the others are negatives of
-    low weight. Use it for partly known ± labels with many classes (it was designed for Open Images). It refuses
-    positives-only labels, from which its first phase would learn to call everything present.
+    Use it for partly known ± labels with many classes (it was designed for Open Images).
 
         L = 1/B Σ (Σ_present −(1 − p)^γ⁺ log p + Σ_absent −q^γ⁻ log(1 − q) + Σ_unknown −ω q^γᵘ log(1 − q))
         ω = 0 where prior_c > η, or among the K·B largest p of the batch's unknowns, else 1;   q = max(p − margin, 0)

@@ -31,8 +31,7 @@ def em(alpha: NonNegative = 0.2, few_absent: NonNegative = 0.1) -> Method:
 
     The loss can be negative. Options: alpha (α); the released code uses 0.2 for VOC, 0.1 for COCO and NUS-WIDE, 0.01
     for CUB. few_absent: the weight of known negatives where known positives outnumber them; 0 treats them as unknown.
-    Such negatives are usually the few labels that somebody was asked about; at full weight they would outweigh the
-    entropy term.
+    At full weight the few labels that somebody was asked about would outweigh the entropy term.
 
     Differs from the released code: known negatives, which it refuses, count as such; and it adds 1e-5 inside every log.
     """

@@ -63,9 +63,9 @@ def gcn_ml(
 ) -> Method:
     """A graph convolution turns label vectors into classifiers, over a graph of labels that occur together.
 
-    Labels that occur together get similar classifiers, so a label with few examples learns from its neighbours. Use it
-    for many labels that depend on each other. It was designed for full labels; of partly known labels it uses the known
-    ones, and its graph is counted in images where both labels are known. With few known labels the graph is unreliable.
+    Use it for many labels that depend on each other. It was designed for full labels; of partly known labels it uses
+    the known ones, and its graph is counted in images where both labels are known. With few known labels the graph is
+    unreliable.
 
         P_ij = P(label j | label i),   A_ij = 1 if P_ij ≥ τ, else 0                                      (eq. 7)
         A'_ij = p A_ij / Σ_{j ≠ i} A_ij for j ≠ i,   A'_ii = 1 − p,   Â = D^−½ A' D^−½                    (eq. 8)

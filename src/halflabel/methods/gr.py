@@ -92,9 +92,7 @@ def gr(
 ) -> Method:
     """Each unknown entry gets a soft label and a weight from its own score, and robust losses.
 
-    At first every unknown entry is absent with a small probability of being present; later that probability grows with
-    the score, and entries with undecided scores get less weight. Use it for one known positive per image; the defaults
-    are the paper's values for VOC.
+    Use it for one known positive per image; the defaults are the paper's values for VOC.
 
         L = 1/(B·C) (Σ_present −log p + Σ_absent −log(1 − p) + Σ_unknown V·(K·L₂ + (1 − K)·L₃))
         K = σ(w·p + b)   V = exp(−(p − μ)²/(2σ²))   L₂ = (1 − p^q₂)/q₂   L₃ = (1 − (1 − p)^q₃)/q₃

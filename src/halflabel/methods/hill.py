@@ -65,9 +65,8 @@ class KnownMargin(Method):
 def hill(margin: NonNegative = 1.0, gamma: NonNegative = 2.0, lamb: OneOrMore = 1.5) -> Method:
     """A loss with less gradient for high-scoring negatives, which may be positives that nobody labelled.
 
-    Every label that is not known to be present counts as absent, as in `an`, but the gradient of ℓ⁻ shrinks as p nears
-    1, where that of cross-entropy grows. Use it for positives-only labels if you want a method without state or
-    schedule; with many known negatives prefer `splc` or `csl`, which trust them: here they get less gradient too.
+    Use it for positives-only labels if you want a method without state or schedule; with many known negatives prefer
+    `splc` or `csl`, which trust them: here they get less gradient too.
 
         L = 1/B Σ_i (Σ_present ℓ⁺ + Σ_{absent or unknown} ℓ⁻)
         ℓ⁺ = (1 − p_m)^γ · −log p_m,  p_m = σ(x − m)      ℓ⁻ = (λ − p) · p²

@@ -39,9 +39,8 @@ def hst(
     options are those of `sst`: warm, guess_weight, pair_weight, contrast_weight, width, rank, steps, dropout, graph,
     vectors, vector_size.
 
-    Differs from the released code: it learns θ through a score clipped at 0, which has a gradient only for the single
-    known label of an image, and pushes features away from the prototypes of present labels; here both follow the
-    paper's description. Prototypes come from a bank of training features instead of a pass over all images.
+    Differs from the released code: thresholds and prototypes follow the paper's description, and prototypes come from a
+    bank of training features instead of a pass over all images.
     """
     at_least(1, every=every)
     return SemanticTransfer(prototypes=prototypes, every=every, learned=thresholds == "learned", **options)

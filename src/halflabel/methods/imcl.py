@@ -380,8 +380,7 @@ def imcl(
     c, c̄ ≥ 0 are non-zero for the same k images; each step finds them for its batch by joint non-negative orthogonal
     matching pursuit with the present network and tanh(x) ≈ x (algorithm 2). With c, c̄ fixed, the gradient reaches the
     network through y and f of the image and of its similar images in the batch. A ≥ 0, sparse, is learned by the
-    gradient of λ_y ℓ_y in the same step and clipped at 0. With frozen features ℓ_f has no gradient but still affects
-    which images are similar. λ_y = λ_f = 0 gives `bce`.
+    gradient of λ_y ℓ_y in the same step and clipped at 0. λ_y = λ_f = 0 gives `bce`.
 
     lambda_y (λ_y), lambda_f (λ_f): 1 and 0.5 for Open Images, 2 and 0.5 for CUB, 0.5 and 0.5 for COCO. k: similar
     images (5; COCO 3). k_a: other labels that each label is connected to.
@@ -392,14 +391,12 @@ def imcl(
     the file, 1 for itself; rows sum to 1.
 
     graph_rate: learning rate of A as a multiple of --lr; no weight decay. logistic_share: share of the epochs, at the
-    start, with λ_y = λ_f = 0.
-    dictionary: number of images of earlier batches that can be similar too, with the vectors they had then (4·(C + D) +
-    8 bytes each); the paper searches the batch only, its released code 10,000 more images.
+    start, with λ_y = λ_f = 0. dictionary: number of images of earlier batches that can be similar too, with the vectors
+    they had then (4·(C + D) + 8 bytes each); the paper searches the batch only, its released code 10,000 more images.
     image_similarity, label_similarity, for ablations (table 4): learned; fixed = as at the end of the logistic epochs
-    (at least one; 4·(C + D) bytes per training image), and A as at the start.
-    rescale: as in the released code, λ_y and λ_f are multiplied by CE/ℓ_y and CE/ℓ_f, so that they do not depend on the
-    scale of the features and the number of labels; the means are taken over the last logistic epoch, or the first epoch
-    after it where there is none or images are fixed; before that ℓ_y and ℓ_f are left out.
+    (at least one; 4·(C + D) bytes per training image), and A as at the start. rescale: as in the released code, λ_y and
+    λ_f are multiplied by CE/ℓ_y and CE/ℓ_f, means over the last logistic epoch, or the first epoch after it where there
+    is none or images are fixed; before that ℓ_y and ℓ_f are left out.
 
     side: groups of images (the species of a bird, say), stated as those of --group; a one-hot vector of the group, of
     magnitude side_weight, is appended to y in the search for similar images.

@@ -32,8 +32,6 @@ def logic_mix(members: int = 2, weight: NonNegative = 1.0, unknown: Unknown = "a
 
     members (k): images in a mixture, drawn from the batch; weight: of the mixtures; unknown: as in `warp`.
 
-    A linear head on mean features scores a mixture by the mean of its images' logits, so mixtures teach it nothing new.
-
     Differs from the paper: images and mixtures are in the same batch instead of alternating, and k is fixed.
     """
     between(2, 16, members=members)

@@ -144,8 +144,8 @@ def plcl(
     for d, which the paper does not describe: so many heads on the same features with different initial weights and
     losses, whose mean is the model. pooling: weldon, or mean (a linear head); k_plus, k_minus (k⁺, k⁻): below 1 a share
     of the cells, else a number. gnn: use the graph network; steps (T). node_size: numbers in h_v beyond 40 classes,
-    where e_v is then a random unit vector; 0 = C always, as in the paper, whose time grows with C³. The paper does not
-    say how the vector h_v⁰ + h_v^T becomes a score. g_value, g_share, gamma, alpha, beta: as in `partial-bce`.
+    where e_v is then a random unit vector; 0 = C always, as in the paper, whose time grows with C³. g_value, g_share,
+    gamma, alpha, beta: as in `partial-bce`.
 
     The paper trains with optimizer=sgd lr=0.01 batch_size=16 schedule=step epochs=20 size=448 tune=all, one rate for
     all layers (backbone_lr=1) and mirror images only (crop=1).

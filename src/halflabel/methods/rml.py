@@ -258,9 +258,8 @@ def ss_rml(
     5, or 1 in a training of at most 5. every: epochs between two propagations. propagate: false = no label is
     propagated. t: scale of distances; 0 = mean(d)·u/(l + u) as in the released code, for u images that lack a label and
     l others. labelled: weight of known labels (5 in the released code). eta: weight of Σ_j max(0, 1 − |x_j|) on images
-    without any known label (eq. 4); with propagate=false it is eq. 4 alone, which the paper finds to help little. s,
-    kappa, leak, rank, unknown, rounded: as in `rml`; `unknown` applies to entries that are still unknown after
-    propagation.
+    without any known label (eq. 4); with propagate=false it is eq. 4 alone. s, kappa, leak, rank, unknown, rounded: as
+    in `rml`; `unknown` applies to entries that are still unknown after propagation.
 
     It needs features in which near images have the same labels.
 

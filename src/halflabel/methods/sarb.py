@@ -211,8 +211,7 @@ def sarb(prototypes: Size = 10, **options: Any) -> Method:
     graph, vectors, vector_size: as in `ssgrl`.
 
     Differs from the released code: partners are drawn, instead of reversing the batch; each entry draws its own
-    prototype; an image with all labels known gets none; prototypes come from a bank of training features instead of a
-    pass over all images.
+    prototype; prototypes come from a bank of training features.
     """
     return _blending("clusters", prototypes, **options)
 

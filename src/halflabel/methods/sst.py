@@ -36,9 +36,8 @@ def sst(
 ) -> Method:
     """Unknown labels become present if known labels of the image, or other images of the label, clearly suggest it.
 
-    The head is that of `ssgrl`. A small network learns which labels occur together in an image, and the features of a
-    label are trained to be similar in all images that show it. Both then give pseudo-labels, with thresholds that fall
-    during training. Use it for partly known ± labels in pictures of many things. It needs features with places (maps).
+    The head is that of `ssgrl`. Use it for partly known ± labels in pictures of many things. It needs features with
+    places (maps).
 
         p_cc' = predicted co-occurrence from f_c and f_c';   within: mean of p_cc' over known present c' ≠ c ≥ θ  (IST)
         across: mean of cos(f_c, f_c of the last `bank` images that showed c) ≥ θ                               (CST)
@@ -55,8 +54,7 @@ def sst(
 
     Differs from the released code: p_cc' is trained on pairs of known labels, not by taking unknown as absent; the mean
     over the bank is over its filled slots, and a batch is stored after its own pseudo-labels, not before; pairs for
-    L_cos are weighted, not drawn; L_pairs and L_cos have full weight from the first step instead of growing through the
-    first epoch.
+    L_cos are weighted, not drawn.
     """
     options = locals()
     return SemanticTransfer(**options.pop("head"), **options)
