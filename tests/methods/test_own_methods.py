@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -114,7 +116,10 @@ def test_a_file_can_be_loaded_by_path(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_file_that_was_run_already_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "mine.py")
-    exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+    script = ModuleType("__main__")
+    script.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    exec(compile(path.read_text(), str(path), "exec"), vars(script))
     monkeypatch.setenv(VARIABLE, str(path))
     assert "my-own" in recipes()
 
