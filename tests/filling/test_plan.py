@@ -215,9 +215,11 @@ def test_the_highest_precision_that_fills_something_fills_it_and_a_higher_one_no
     world = worlds.make_world(3, images=600, known=0.1, sharp=0.5)
     plan = plan_fill(world.scores, world.table, FillOptions(precision=0.99))
     assert not len(plan.rows())
-    (precision, count), *useful = plan.lower_precisions(useful=100_000)
-    assert not useful
-    enough = plan.lower_precisions(useful=count + 1)[1]
+    lower = plan.lower_precision(useful=100_000)
+    assert lower is not None
+    precision, count = lower
+    enough = plan.lower_precision(useful=count + 1)
+    assert enough is not None
     assert enough[0] < precision
     assert enough[1] > count
     assert len(plan_fill(world.scores, world.table, FillOptions(precision=precision)).rows()) == count > 0

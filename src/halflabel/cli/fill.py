@@ -242,18 +242,18 @@ def _show_unlisted(count: int, images: Path) -> None:
 
 def _show_lower_precision(plan: fill_plan.FillPlan, run: Path, images: Path, options: dict[str, Any]) -> None:
     """Print at which lower precision labels would be filled, and the commands that help, the more useful one first."""
-    lower = plan.lower_precisions(_USEFUL)
+    lower = plan.lower_precision(_USEFUL)
     learn = ["next", run, images]
     if plan.check:  # there are answers that the run has not learned
         learn = ["train", "--continue", run, *option_words({"answers": options.get("answers")})]
-    if not lower:
+    if lower is None:
         console.print("No lower precision fills anything either: the model must learn more first.")
         show.next_command(*learn)
         return
-    shares = "; at ".join(f"{100 * precision:g} %, {counted(count, 'label')}" for precision, count in lower)
-    console.print(f"At a precision of {shares} would be filled.")
-    commands = [["fill", run, images, *option_words({"precision": lower[-1][0], **options})], learn]
-    for title, words in zip(("Next", "Or"), commands if lower[-1][1] >= _USEFUL else commands[::-1], strict=True):
+    precision, count = lower
+    console.print(f"At a precision of {100 * precision:g} %, {counted(count, 'label')} would be filled.")
+    commands = [["fill", run, images, *option_words({"precision": precision, **options})], learn]
+    for title, words in zip(("Next", "Or"), commands if count >= _USEFUL else commands[::-1], strict=True):
         show.next_command(*words, title=title)
 
 

@@ -97,25 +97,20 @@ class FillPlan:
     unlike: str = ""  # how known labels differ from unknown ones, where they cannot show the precision of fills
     answered: Table | None = None  # `table` with answers that are not evidence: nothing is filled there either
 
-    def lower_precisions(self, useful: int = 20) -> list[tuple[float, int]]:
-        """Return the highest precision below the wanted one at which labels are filled, and how many.
-
-        If these are fewer than `useful`, the highest precision follows at which so many are filled, if there is one.
-        Precisions are tried in steps of 0.01, down to 0.5.
-        """
-        found: list[tuple[float, int]] = []
+    def lower_precision(self, useful: int = 20) -> tuple[float, int] | None:
+        """Return the highest precision below the wanted one, in steps of 0.01, that fills `useful` labels or any."""
+        best: tuple[float, int] | None = None
         for hundredths in range(math.ceil(100 * self.options.precision - 1e-9) - 1, 49, -1):
             present, absent = self.decide(hundredths / 100)
-            if present.filled.sum() + absent.filled.sum() >= (useful if found else 1):
+            if present.filled.sum() + absent.filled.sum() >= (1 if best is None else useful):
                 counts = self.empty_counts()
                 for _ in replace(self, present=present, absent=absent).blocks(counts):
                     pass
                 filled = int((counts.present + counts.absent).sum())
-                if filled >= (useful if found else 1):
-                    found.append((hundredths / 100, filled))
                 if filled >= useful:
-                    break
-        return found
+                    return hundredths / 100, filled
+                best = best or ((hundredths / 100, filled) if filled else None)
+        return best
 
     def empty_counts(self) -> FillCounts:
         """Return counts of zero, for `blocks`."""
