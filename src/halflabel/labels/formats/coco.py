@@ -22,6 +22,7 @@ NEGATIVE = "neg_category_ids"
 
 # Keys of annotations in other people's files that deny them, with the values that do.
 _DENIALS = {"value": (0, -1, "0", "-1", "absent"), "present": (0, "0", "no", "false"), "deleted": (1, "1", "true")}
+_OWN_KEYS = {"score", "source", *_DENIALS}
 _GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints")  # only detectors need them, and they are large
 _LISTS = "name an annotation file with images, annotations and categories; a file of results has no list of images"
 
@@ -53,10 +54,11 @@ def records(path: Path, is_lvis: bool) -> Iterator[ImageRecord | Note | str]:
     for node in annotations:
         record = node.object()
         labels = present[find(node["image_id"], image_names, "images")]
-        source, score = _source_and_score(node)
+        source, score = ("", math.nan) if _OWN_KEYS.isdisjoint(record) else _source_and_score(node)
         for part in node["segments_info"].list() if "segments_info" in record else (node,):
             labels.append(Label(class_of(part["category_id"]), "annotation", 1, source, score))
-            counts.update(key for key in ("iscrowd", "ignore") if part[key].value == 1)
+            for key in ("iscrowd", "ignore"):
+                counts[key] += part.value.get(key) == 1
     yield from classes.values()
     for (number, labels), node in zip(present.items(), images, strict=True):
         listed = node[NEGATIVE].list() if NEGATIVE in node.value else []
