@@ -10,7 +10,7 @@ from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import ValueCount
-from halflabel.labels.formats import voc
+from halflabel.labels.formats.voc import voc
 from halflabel.labels.policy import Policy
 
 GOLDEN = GOLDEN_FILES / "voc" / "VOC2007"

@@ -15,13 +15,11 @@ from pathlib import Path
 from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.formats._entries import utc_time
 from halflabel.labels.formats._json import Node
-from halflabel.labels.formats._records import ImageRecord, Label, Note, RecordFormat
+from halflabel.labels.formats._records import ImageRecord, Label, Note, record_format
 from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.labels import model_source
 from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
-
-USES = ("unlisted",)
 
 _MEDIA, _OBSERVATIONS = "media.csv", "observations.csv"
 _COLUMNS = ("observationType", "scientificName", "classificationMethod", "classifiedBy")
@@ -29,7 +27,7 @@ _NAMELESS = ("human", "vehicle")  # types of observations that are classes where
 _OPEN = ("animal", "unknown", "unclassified")  # without a species these say nothing of the classes
 
 
-def sniff(path: Path) -> bool:
+def _is_camtrap_dp(path: Path) -> bool:
     folder = path if path.is_dir() else path.parent
     if path.is_file() and path.name not in (_MEDIA, _OBSERVATIONS, "datapackage.json"):
         return False
@@ -37,7 +35,8 @@ def sniff(path: Path) -> bool:
     return all(columns <= set(header_fields(first_line(folder / name))) for name, columns in needed)
 
 
-def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
+@record_format(("unlisted",), _is_camtrap_dp, default="absent", has_paths=False)
+def camtrap_dp(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
     folder = path if path.is_dir() else path.parent
     media, observations = CsvTable(folder / _MEDIA), CsvTable(folder / _OBSERVATIONS)
     labels: list[list[Label]] = [[] for _ in range(len(media))]
@@ -63,9 +62,6 @@ def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
         yield ImageRecord(Node(name, media.path), labels[place], place in listed - unclear)
     yield Note(events, "observations of whole events are taken for those of their images that have none of their own")
     yield Note(len(media), "media: images of one camera look alike, train with ‹group=deploymentID›")
-
-
-read = RecordFormat("camtrap-dp", entries, USES, sniff, default="absent", has_paths=False).read
 
 
 def _cells(sheet: CsvTable, name: str) -> list[str]:

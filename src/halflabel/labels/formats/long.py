@@ -107,9 +107,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
         if "score" in roles and policy.machine is None:
             name = roles["score"]
             by_model = "add ‹machine=0.5› (the scores of a model: present from 0.5 on)"
-            refuse_values(
-                sheet, possible_values(sheet, [name]), f"{by_model} or ‹ignore={name}› (every row says present)"
-            )
+            fix = f"{by_model} or ‹ignore={name}› (every row says present)"
+            refuse_values(sheet, possible_values(sheet, [name]), fix)
     if policy.machine is not None and ("value" in roles or "score" not in roles):
         raise sheet.error("there is no column of scores without one of values", "leave ‹machine› out", line=1)
     sheet.select(policy.where, audit)
@@ -137,13 +136,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
         unanswered = {""} if WEIGHT_COLUMN in sheet.header else set()  # a question without its answer
         if {value.strip() for value in values} <= {*ONE, *MINUS_ONE, *unanswered}:
             policy = replace(policy, minus_one="absent")
+    value = np.ones(len(sheet), np.int8)
     if "value" in cells:
         value = _read_values(sheet, roles["value"], cells["value"], is_label, policy, is_own_format, audit)
-    elif policy.machine is not None:
-        value = np.ones(len(sheet), np.int8)
-    else:
+    elif policy.machine is None:
         require_unlisted(policy, "every row says present and none says absent", path)
-        value = np.ones(len(sheet), np.int8)
         audit.add("listed", "present", int(is_label.sum()))
     sources: tuple[str, ...] = ("",)
     source = np.zeros(len(sheet), np.int16)
@@ -216,11 +213,7 @@ def _without_answer_first(rows: Labels, says_nothing: NDArray[np.bool_], audit: 
 
 
 def _check_declarations(
-    sheet: CsvTable,
-    roles: dict[str, str],
-    cells: dict[str, pa.Array],
-    has_image: np.ndarray,
-    is_label: np.ndarray,
+    sheet: CsvTable, roles: dict[str, str], cells: dict[str, pa.Array], has_image: np.ndarray, is_label: np.ndarray
 ) -> None:
     """Raise LabelError if a row without an image or class has a value, source, score or weight."""
     for role in ("value", "source", "score", WEIGHT_COLUMN):

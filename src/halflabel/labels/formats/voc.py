@@ -12,17 +12,15 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import choose_split, distinct_names, existing_path, numbered_fields
 from halflabel.labels.formats._json import Node
-from halflabel.labels.formats._records import ImageRecord, Label, Note, RecordFormat
+from halflabel.labels.formats._records import ImageRecord, Label, Note, record_format
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.system.files import is_utf8
-
-USES = ("difficult", "split")
 
 _FLAGS = ("1", "+1", "0", "-1")
 _FIX_ORDER = "every class file must list the same images in the same order"
 
 
-def sniff(path: Path) -> bool:
+def _is_voc(path: Path) -> bool:
     main = path / "ImageSets" / "Main"
     try:
         return any((main if main.is_dir() or path.name != "Main" else path).glob("?*_?*.txt"))
@@ -30,7 +28,8 @@ def sniff(path: Path) -> bool:
         return False
 
 
-def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
+@record_format(("difficult", "split"), _is_voc, default="unknown", has_paths=False)
+def voc(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
     """The flags of one split. Classes are in alphabetical order, the same for every split."""
     base = existing_path(path, folder=True)
     main = base if base.name == "Main" and not (base / "ImageSets").is_dir() else base / "ImageSets" / "Main"
@@ -60,9 +59,6 @@ def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
     yield Note(difficult, "flags 0 mean difficult objects only: unknown; ‹difficult=present› or absent changes that")
     others = [name for name in splits if name != split]
     yield Note(len(others), f"other splits are not read: {', '.join(others)}")
-
-
-read = RecordFormat("voc", entries, USES, sniff, default="unknown", has_paths=False).read
 
 
 def _class_files(main: Path) -> dict[str, dict[str, Path]]:

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit
-from halflabel.labels.formats import coco, cub, nus_wide, open_images, single_positive, voc
+from halflabel.labels.formats import coco, cub, nus_wide, open_images, single_positive
 from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.formats._json import load_json
+from halflabel.labels.formats.voc import voc
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import LABEL_VALUES, Meaning, Policy
