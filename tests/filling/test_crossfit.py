@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halflabel.errors import NoReadableImage, UserError
 from halflabel.evaluation.scores import Scores
-from halflabel.features.heads import Linear, Model
-from halflabel.features.scoring import score_source
 from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Inputs
@@ -56,13 +53,6 @@ def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     assert scored.fold is part
 
 
-def test_source_without_readable_image_raises_no_readable_image() -> None:
-    values, table = features_and_labels(4)
-    model = Model(None, Linear(5, 3))
-    with pytest.raises(NoReadableImage, match="not one image could be read"):
-        score_source(model, Features(values, table.images, range(4)))
-
-
 def test_a_solver_run_is_fitted_again_by_the_solver(
     pictures: Path, digits: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,13 +72,3 @@ def test_training_images_of_a_tuned_run_are_scored_in_one_go(tuned: RunFolder, p
     scored = tuned.scores(digits.images, pictures / "images", Reporter(lambda *at: reports.append(at)))
     assert reports == [(32, 36), (36, 36)]  # the others are stored
     assert not np.isnan(scored.logits).any()
-
-
-def test_damaged_scores_are_an_error(tuned: RunFolder, pictures: Path, digits: Table) -> None:
-    before = tuned.stored_scores.read_bytes()
-    tuned.stored_scores.write_text("garbage\n")
-    try:
-        with pytest.raises(UserError, match=r"scores\.parquet cannot be read"):
-            tuned.scores(digits.images, pictures / "images")
-    finally:
-        tuned.stored_scores.write_bytes(before)

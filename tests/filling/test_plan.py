@@ -287,41 +287,6 @@ def test_a_retraction_in_other_labels_counts(frozen: RunFolder, pictures: Path, 
     assert filling.table.known == digits.known - 1
 
 
-def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
-    frozen: RunFolder, pictures: Path, digits: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model's 0 on one image, and people's on all others: by the rule 0 → 1 only the others' 1 is people's."""
-    names = list(digits.classes)
-    path = tmp_path / "rules.csv"
-    path.write_text(f"{names[0]},implies,{names[1]}\n")
-    messages = np.zeros(digits.shape, np.int8)
-    messages[:40, 0] = 1
-    messages[40:, 0] = -1
-    messages[20:50, 2] = np.where(np.arange(30) % 2, 1, -1)
-    messages[40:, 1] = np.where(np.arange(20) % 2, 1, -1)
-    image, column = np.nonzero(messages)
-    actual = (image == 7) & (column == 0)
-    labels = Labels.build(
-        digits.images, digits.classes, image, column, messages[image, column], actual, np.where(actual, 0.75, np.nan),
-        ("person", "model:an:runs/before"),
-    )  # fmt: skip
-    monkeypatch.setattr(RunFolder, "read_rows", lambda run: labels)
-    monkeypatch.setattr("halflabel.filling.run._score", lambda run, images, rows, *more: blind(rows.evaluation))
-    filling = fill(frozen, pictures / "images", rules=path)
-    tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
-    after = formats.read(tmp_path / "whole.csv", format="long").rows
-    every, people = after.training, after.people
-    at, one = every.images.index([digits.images[n] for n in range(40)]), every.classes.index([names[1]])
-    assert (every.dense()[at, one] == 1).all()
-    expected = np.ones(40)
-    expected[7] = 0
-    assert people.dense()[at, one].tolist() == expected.tolist()
-    assert (tally.by_rule.sum(), tally.by_model.sum()) == (39, 1)
-    row = (after.image == at[7]) & (after.column == one[0])
-    assert [after.sources[n] for n in after.source[row]] == ["model:an:runs/before"]
-    assert after.score[row].tolist() == [0.75]
-
-
 def slow_derived(
     known: np.ndarray, made: np.ndarray, score: np.ndarray, above: dict[int, set[int]], apart: set[tuple[int, int]]
 ) -> tuple[dict[int, tuple[int, int | None]], int]:

@@ -210,11 +210,6 @@ def test_bad_question_files_are_refused(tmp_path, text: str, says: str) -> None:
     assert says in str(error.value)
 
 
-def test_missing_question_file_is_refused(tmp_path) -> None:
-    with pytest.raises(UserError):
-        read_questions(tmp_path / "q.csv", Table.from_dense([[0]]))
-
-
 @pytest.mark.parametrize("bad", [{"count": 0}, {"control": 1.5}, {"per_image": 0}])
 def test_senseless_wishes_are_refused(bad: dict[str, float]) -> None:
     scores, table, _ = positives_only()

@@ -156,16 +156,6 @@ def test_grid_shows_answers_and_saving_does_not_change_them(server, context) -> 
     assert page.faults == []
 
 
-def test_the_way_past_the_header_leaves_the_address_as_it_is(server, context) -> None:
-    page = open_page(context, server.url)
-    page.focus(".skip")
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
-    assert page.url == server.url
-    press(page, "y")
-    count(page, 1)
-
-
 def test_the_filter_by_class_counts_what_it_shows(server, context) -> None:
     page = open_page(context, server.url)
     press(page, "y")  # a random check

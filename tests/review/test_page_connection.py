@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 
 import pytest
 
@@ -154,22 +153,6 @@ def test_inline_code_is_refused_by_the_browser(server, context) -> None:
     page.wait_for_timeout(200)
     assert page.evaluate("window.reached") is None
     assert any("Content Security Policy" in text for text in page.faults)
-
-
-def test_answers_may_be_quicker_than_the_questions_come(server, context) -> None:
-    page = open_page(context, server.url)
-
-    def late(route) -> None:
-        time.sleep(0.4)
-        route.continue_()
-
-    page.route("**/api/questions", late)
-    for _ in range(24):
-        press(page, "n")
-    count(page, 24)
-    shown(page)
-    assert not page.is_visible("#view-none")
-    assert page.faults == []
 
 
 def test_photos_that_cannot_be_shown_get_no_answer(project, context) -> None:
