@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from halflabel.errors import NoReadableImage
 from halflabel.evaluation.scores import Scores
+from halflabel.features.heads import Linear, Model
+from halflabel.features.scoring import score_source
 from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Inputs
@@ -51,6 +54,13 @@ def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     assert np.flatnonzero(np.isnan(scored.logits).all(1)).tolist() == bad
     assert np.isnan(scored.logits).sum() == 3 * len(bad)
     assert scored.fold is part
+
+
+def test_source_without_readable_image_raises_no_readable_image() -> None:
+    values, table = features_and_labels(4)
+    model = Model(None, Linear(5, 3))
+    with pytest.raises(NoReadableImage, match="not one image could be read"):
+        score_source(model, Features(values, table.images, range(4)))
 
 
 def test_a_solver_run_is_fitted_again_by_the_solver(

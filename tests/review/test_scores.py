@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -17,6 +17,7 @@ from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model as Network
+from halflabel.fitting.checkpoint import save_tensors
 from halflabel.fitting.config import Config
 from halflabel.images.sources import open_images
 from halflabel.labels.labels import Labels
@@ -29,7 +30,6 @@ from halflabel.runs import scores as score_cache
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model import Model
 from halflabel.runs.scores import scored_images
-from halflabel.runs.train import _write_model
 
 SIZE = 64
 
@@ -41,7 +41,9 @@ def untrained(folder, config, table):
     backbone = build_backbone(config.backbone, size=config.size)
     make = recipe(config.method).make(**config.options).head
     head = seeded(0, lambda: make(backbone.channels, len(table.classes)))
-    _write_model(run, Network(backbone, head), table.classes, config, config.size)
+    about = {"halflabel": json.dumps({"classes": list(table.classes)})}
+    save_tensors(Network(backbone, head).state_dict(), run.weights, about)
+    run.write_checksums(run.weights.name)
     held_out = table.images.take(np.arange(6))
     logits = np.ones((6, len(table.classes)), np.float32)
     run.write_scores(Scores(held_out, table.classes, logits, np.zeros(6, np.int8), "held-out"))
