@@ -72,18 +72,18 @@ def test_features_stop_with_the_budget_and_continue_next_time(
         reports.append(done)
         now[0] += 10.0
 
-    fitted = go(budget=25.0, reporter=Reporter(progress), cache=tmp_path / "cache")
+    messages: list[str] = []
+    fitted = go(budget=25.0, reporter=Reporter(progress, messages.append), cache=tmp_path / "cache")
     assert reports == [16, 32, 48], "three batches of the images take the 25 s"
     assert not fitted.rows
     assert not fitted.failures
     assert fitted.left_out == 4
     assert len(trained) == 1, "it was started, and no other after it"
-    assert fitted.waiting == (48, 60)
+    assert any("48 of 60 images are done" in line for line in messages)
     reports.clear()
     fitted = go(budget=1e6, reporter=Reporter(progress), cache=tmp_path / "cache")
     assert reports[0] > 48, "features computed before are kept"
     assert len(fitted.rows) == 2
-    assert fitted.waiting is None
 
 
 def test_a_run_stops_at_the_end_of_an_epoch_when_the_budget_is_spent(

@@ -44,7 +44,7 @@ from halflabel.papers import figures as paper_figures
 from halflabel.papers import result as paper_result
 from halflabel.papers import run as paper_run
 from halflabel.runs import folder as run_folder
-from halflabel.system.format import counted, duration, group_digits, points
+from halflabel.system.format import counted, duration, points
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -212,15 +212,11 @@ def _run_trials(
         result = function(label_import.rows, images, lr=training.get("lr"), config=config, reporter=reporter, **options)
     show_trials(result)
     if result.left_out:
-        reached, fix = "the time limit was reached", "the same command resumes; use a longer --budget"
-        if result.waiting is not None:
-            done, total = map(group_digits, result.waiting)
-            reached += f" while features were computed: {done} of {total} images are done and saved"
-            console.print(f"{reached[0].upper()}{reached[1:]}.")
+        fix = "the same command resumes; use a longer --budget"
         words = [word for word in sys.argv[1:] if word != "--force"]  # which would start over
         console.print(f"To resume:  {escape(shlex.join(['halflabel', *words]))}")
         if not result.rows:
-            raise UserError(reached if result.waiting else f"{reached} before the first run was finished", fix)
+            raise UserError("the time limit was reached before the first run was finished", fix)
     if not result.rows:
         raise UserError("no run could be finished", "see the reasons above")
     show.written(out, ": comparison.csv, comparison.tex, comparison.json, trials.parquet")

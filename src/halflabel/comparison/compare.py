@@ -199,7 +199,6 @@ def run_trials(
         failures=tuple(failures),
         left_out=len(not_run),
         chosen_by=reasons,
-        waiting=bench.unfinished_features,
     )
     return FinishedTrials(bench, grid, outcomes, scorer, store, trials)
 

@@ -167,7 +167,6 @@ class Trials:
     left_out: int = 0  # runs that were not started because of the budget
     protocol: tuple[str, ...] = ()
     chosen_by: Mapping[str, str] = field(default_factory=dict)  # the reason for each method of `auto`
-    waiting: tuple[int, int] | None = None  # (images with features, images in all) if the budget ended before training
     conclusions: tuple[str, ...] = ()  # what is best, by how much and how surely
     table: Any = None  # Arrow table of all finished runs behind the rows; not in the JSON file
 

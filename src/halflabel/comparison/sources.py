@@ -23,6 +23,7 @@ from halflabel.images.sources import Arrays, Features, Images, Source, Subset, g
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
+from halflabel.system.format import group_digits
 from halflabel.system.reporter import SILENT, Reporter
 
 _MAX_BYTES_IN_MEMORY = 1 << 30  # larger features are memory-mapped
@@ -171,7 +172,6 @@ class ExperimentSources:
     cache: Path
     pretrained: bool = True
     reporter: Reporter = SILENT
-    unfinished_features: tuple[int, int] | None = None  # (images done, images in all) where the time ran out
     _features: dict[str, Parts] = field(default_factory=dict)  # by kind
 
     @cached_property
@@ -242,9 +242,10 @@ class ExperimentSources:
     def _report_features(self, done: int, total: int) -> None:
         """Report the progress of features; raise OutOfTime at the deadline, and the next call continues from there."""
         self.reporter.progress(done, total)
-        self.unfinished_features = (done, total) if done < total else None
         deadline = self.reporter.deadline
         if deadline is not None and time.monotonic() > deadline and done < total:
+            images = f"{group_digits(done)} of {group_digits(total)} images are done and saved"
+            self.reporter.message(f"the time limit was reached while features were computed: {images}")
             raise OutOfTime
 
 
