@@ -80,7 +80,7 @@ def test_failures_and_what_was_left_out_are_shown(data: Path, tmp_path: Path) ->
     assert "the time limit was reached before the first run was finished" in short.stderr
 
 
-def test_a_comparison_that_ran_out_of_time_says_how_to_resume(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_says_how_to_resume(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = ExperimentSources._report_features
 
     def tell(self: ExperimentSources, done: int, total: int) -> None:
