@@ -211,7 +211,8 @@ def main() -> None:
         os._exit(code if isinstance(code, int) else 1)  # exit handlers of libraries would wait for the other processes
     if distributed.is_distributed():
         distributed.shut_down()
-    sys.exit(code)
+    if code not in (0, None):
+        sys.exit(code)
 
 
 def _join() -> None:
