@@ -153,16 +153,6 @@ def test_a_table_of_too_many_columns_is_refused_at_once(tmp_path: Path, monkeypa
         formats.read(tmp_path / "long.parquet", format="long")
 
 
-def test_pairs_of_many_tags_take_little_memory(tmp_path: Path) -> None:
-    from halflabel.labels.table import top_pairs
-
-    images, tags = 300, 1000
-    lines = (f"{i}.jpg," + ";".join(f"t{j}" if j < 9 else f"t{i}-{j}" for j in range(tags)) for i in range(images))
-    (tmp_path / "tags.csv").write_text("image,tags\n" + "\n".join(lines) + "\n")
-    table = formats.read(tmp_path / "tags.csv", Policy(unlisted="unknown")).table()
-    assert [(pair.first, pair.second, pair.together) for pair in top_pairs(table, 1)] == [("t0", "t1", images)]
-
-
 def test_parquet_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb(tmp_path / "labels.parquet", ["x"], 2_000_000)
     monkeypatch.setattr(sheet, "physical_memory", lambda: 50 << 20)

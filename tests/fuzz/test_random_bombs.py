@@ -21,7 +21,6 @@ from halflabel.labels import formats
 from halflabel.labels.formats import _entries as unlisted_policy
 from halflabel.labels.formats import _sheets as parquet
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import top_pairs
 
 pytestmark = pytest.mark.usefixtures("limited")
 
@@ -119,7 +118,6 @@ def read(path: Path, rng: random.Random) -> None:
     unlisted = None if is_wide else rng.choice(("unknown", "absent", None))
     table = formats.read(path, Policy(unlisted=unlisted)).table()
     assert table.stats.known == table.known
-    top_pairs(table)
 
 
 @pytest.mark.parametrize("make", BOMBS)
