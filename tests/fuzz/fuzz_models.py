@@ -182,7 +182,7 @@ def pages(place: Path) -> Iterator[Reader]:
     app = review_app(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
     review = TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})
     bodies: dict[str, Any] = {
-        "questions": {"tab": "a", "count": 3, "label": "cat", "state": "open", "low": 0.1, "high": 0.9, "skip": [1]},
+        "questions": {"tab": "a", "count": 3, "label": "cat", "state": "open", "skip": [1]},
         "renew": {"tab": "a", "entries": [0, 1]},
         "release": {"tab": "a", "entries": [0, 1]},
         "answers": {"tab": "a", "steps": [{"kind": "answer", "key": "abcdefgh", "entry": 1, "value": 1}]},
