@@ -19,9 +19,6 @@ def choose_device(name: str, *, fall_back: bool = False) -> Literal["cpu", "cuda
     """The torch device for a name: "auto" is a CUDA GPU if there is one, else the CPU.
 
     With `fall_back`, "cuda" on a machine without a GPU means the CPU: a run trained on a GPU can score anywhere.
-
-    >>> choose_device("cpu")
-    'cpu'
     """
     if name not in ("auto", "cpu", "cuda", "mps"):
         raise UserError(f"{name!r} is not a device", "use auto, cpu, cuda or mps")

@@ -212,9 +212,9 @@ class Loop:
             loss_before = state.loss_sum.clone()
             step.begin()
             seed_generators(step_seeds[number], step.device)
-            step.set_learning_rate(
-                state.lr_factor * learning_rate_factor((state.epoch - 1) + number / len(plan), config)
-            )
+            factor = state.lr_factor * learning_rate_factor((state.epoch - 1) + number / len(plan), config)
+            for group in step.optimizer.param_groups:
+                group["lr"] = group["base_lr"] * factor
             if len(images):  # 0 if no file of the batch could be read
                 try:
                     state.loss_sum += step.backward(images, views, state.epoch)

@@ -101,10 +101,6 @@ class OptimizerStep:
         )
         self.micro_batches.halve(self.config.batch_size, note)
 
-    def set_learning_rate(self, factor: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["base_lr"] * factor
-
     def backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int) -> Tensor:
         """Add the gradient of a batch, in as many parts as memory needs; returns the loss of the batch."""
         parts = self.micro_batches.pieces(len(images))

@@ -36,14 +36,15 @@ from halflabel.runs.run_files import (
     read_digests,
     read_kind,
     read_scores,
-    training_lock,
     verify_checksum,
     with_checksum,
     write_checksums,
     write_scores,
 )
 from halflabel.runs.store import OCCUPIED_FIX, RunStore
+from halflabel.system import distributed
 from halflabel.system.files import (
+    JobLock,
     atomic_write,
     cache_folder,
     read_json,
@@ -139,10 +140,23 @@ class RunFolder:
 
     @contextmanager
     def lock_for_training(self, *, resume: bool) -> Iterator[None]:
-        """Lock the run from here to the end of its training; another may have ended since `create`."""
-        in_store = nullcontext() if self.store is None else self.store.lock()
-        with training_lock(self.folder, lambda: None if resume else self._check_free()), in_store:
-            yield
+        """Lock the run to the end of its training; a second training there is refused."""
+        folder = self.folder.resolve()
+        lock = JobLock(folder.with_name(f".{folder.name}.lock"))
+
+        def acquire() -> None:
+            if not lock.try_acquire():
+                fix = "choose another ‹out›, or wait until it has ended"
+                raise UserError(f"another training is writing {folder}", fix)
+            if not resume:  # another may have ended since `create`
+                self._check_free()
+
+        try:
+            distributed.run_on_main(acquire)
+            with nullcontext() if self.store is None else self.store.lock():
+                yield
+        finally:
+            lock.release()
 
     def start(self, labels: Labels, config: Mapping[str, Any], truth: Table | None = None) -> None:
         """Remove the files of an earlier run, then write labels and settings. From now on the run can be resumed."""

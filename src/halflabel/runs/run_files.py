@@ -6,7 +6,7 @@ The file of scores has a row per image with its logits and its fold; the kind an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -19,30 +19,11 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.scores import Kind, Scores
 from halflabel.labels.names import Names
-from halflabel.system import distributed
-from halflabel.system.files import JobLock, atomic_write, file_crc32, read_json, write_json
+from halflabel.system.files import atomic_write, file_crc32, read_json, write_json
 from halflabel.system.memory import scratch_array
 
 _FILE = "checksums.json"
 _FIX = f"copy the run again, or train again; if you changed the file on purpose, remove its line from {_FILE}"
-
-
-@contextmanager
-def training_lock(folder: Path, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a run folder, and call `check` once it is held; a second training there is refused."""
-    folder = folder.resolve()
-    lock = JobLock(folder.with_name(f".{folder.name}.lock"))
-
-    def acquire() -> None:
-        if not lock.try_acquire():
-            raise UserError(f"another training is writing {folder}", "choose another ‹out›, or wait until it has ended")
-        check()
-
-    try:
-        distributed.run_on_main(acquire)
-        yield
-    finally:
-        lock.release()
 
 
 def write_checksums(folder: Path, *names: str) -> None:
