@@ -175,7 +175,7 @@ def train(
     """
     with _progress("features") as shown:
         how: dict[str, Any] = {"force": force, "reporter": reporter or shown, **options}
-        return _opened(new_run.train_run(labels, images, out, method, **how))
+        return Run(new_run.train_run(labels, images, out, method, **how))
 
 
 def continue_training(
@@ -197,7 +197,7 @@ def continue_training(
     """
     with _progress("features") as shown:
         how: dict[str, Any] = {"answers": answers, "images": images, "force": force, "reporter": reporter or shown}
-        return _opened(new_run.continue_run(run, out, **how))
+        return Run(new_run.continue_run(run, out, **how))
 
 
 def evaluate(
@@ -213,13 +213,6 @@ def evaluate(
     opened = model.model if isinstance(model, Run) else model if isinstance(model, Model) else Model.open(model)
     with _progress("scores") as reporter:
         return opened.evaluate(labels, images, **{"reporter": reporter, **options})
-
-
-def _opened(trained: new_run.TrainedRun) -> Run:
-    assert trained.model.run is not None
-    run = Run(trained.model.run)
-    run.model = trained.model
-    return run
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from halflabel.filling.run import fill, write_filled
 from halflabel.fitting import fit as fitting
 from halflabel.fitting.assembly import pooled_features
 from halflabel.fitting.auto import choose
+from halflabel.fitting.config import Config
 from halflabel.labels import drop
 from halflabel.labels.formats import read
 from halflabel.labels.labels import Labels
@@ -80,7 +81,7 @@ def demo(
     data = write_data(out, most=images)
     _show_labels(data)
     run, bench = _train(data)
-    before = bench.measure_model(run.model)
+    before = bench.measure_model(Model.open(run))
     show.paragraph(
         f"On {len(data.test)} photos that were set aside: [bold]mAP {points(before.mAP)}[/] (are photos that show a "
         f"class ranked first?) and [bold]F1 {points(before.f1)}[/] (are the decisions right?). 100 is perfect."
@@ -179,7 +180,7 @@ def _show_labels(data: DemoData) -> None:
     _command("inspect", data.folder / "labels.csv")
 
 
-def _train(data: DemoData) -> tuple[new_run.TrainedRun, TestBench]:
+def _train(data: DemoData) -> tuple[RunFolder, TestBench]:
     _step(2, "Train")
     show.paragraph(
         "A pretrained network describes every photo once, then a linear classifier is fitted to the known labels. "
@@ -191,15 +192,15 @@ def _train(data: DemoData) -> tuple[new_run.TrainedRun, TestBench]:
         run = new_run.train_run(
             data.folder / "labels.csv", data.photos, runs / "first", force=True, reporter=Reporter(bar, fits=fits)
         )
-        config, cache = run.model.config, cache_folder(runs)
+        config, cache = Config.from_dict(run.read_config()), cache_folder(runs)
         training, test = (
             open_inputs(config, table, data.photos, cache, Reporter(bar)) for table in (data.truth, data.test)
         )
         return run, TestBench(data, training, pooled_features(test.features))
 
 
-def _decide(data: DemoData, bench: TestBench, run: new_run.TrainedRun) -> None:
-    model, is_present = run.model, data.test.dense() > 0
+def _decide(data: DemoData, bench: TestBench, run: RunFolder) -> None:
+    model, is_present = Model.open(run), data.test.dense() > 0
     scores = model.calibration.scores(bench.test_logits(model.network.head)).numpy()
     is_called = scores >= model.thresholds.numpy()
     mistakes = (is_called != is_present).sum(1)
@@ -221,7 +222,7 @@ def _decide(data: DemoData, bench: TestBench, run: new_run.TrainedRun) -> None:
         show.paragraph(f"{data.test.images[number]}  {', '.join(decisions)}")
 
 
-def _fill(data: DemoData, run: new_run.TrainedRun) -> None:
+def _fill(data: DemoData, run: RunFolder) -> None:
     _step(4, f"Fill in unknown labels, so that {100 * PRECISION:g} % of them are right")
     path = data.folder / "filled.csv"
     _command("fill", run.folder, data.photos, "--precision", f"{PRECISION:g}", "--out", path)
@@ -244,7 +245,7 @@ def _fill(data: DemoData, run: new_run.TrainedRun) -> None:
         show.paragraph(line)
 
 
-def _ask(data: DemoData, bench: TestBench, run: new_run.TrainedRun, before: Result) -> None:
+def _ask(data: DemoData, bench: TestBench, run: RunFolder, before: Result) -> None:
     _step(5, f"Ask the {QUESTIONS} questions that are worth most")
     questions, answers = data.folder / "questions.csv", data.folder / "answers.csv"
     second = run.folder.with_name("second")
@@ -256,7 +257,7 @@ def _ask(data: DemoData, bench: TestBench, run: new_run.TrainedRun, before: Resu
     truth = data.truth.dense()
     value = truth[image, column]
     write_labels(Table.from_entries(data.truth.images, data.truth.classes, image, column, value), answers)
-    after = bench.measure_model(new_run.continue_run(run.folder, second, answers=answers, force=True).model)
+    after = bench.measure_model(Model.open(new_run.continue_run(run.folder, second, answers=answers, force=True)))
     by_chance = QUESTIONS * float((truth[data.known.dense() == 0] > 0).mean())
     change = (
         f"rises from {points(before.mAP)} to {points(after.mAP)}."

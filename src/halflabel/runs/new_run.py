@@ -11,12 +11,11 @@ from dataclasses import fields
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.evaluation.evaluate import Evaluation
 from halflabel.features.backbone_names import DEFAULT
 from halflabel.features.embed import options_of_features
 from halflabel.fitting.assembly import Assembly
@@ -30,7 +29,6 @@ from halflabel.labels.table import Stats, Table
 from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
-from halflabel.runs.model import Model
 from halflabel.runs.train import TrainingJob
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
@@ -62,12 +60,6 @@ def continue_training(
     return TrainingJob(labels, folder, learn_from_answers(config, labels.training), run)
 
 
-class TrainedRun(NamedTuple):
-    model: Model
-    evaluation: Evaluation | None  # by known labels that the model did not see; None if nothing was held out
-    folder: Path
-
-
 def train_run(
     labels: str | Path | Labels | Table | list[str],
     images: str | Path | Tensor,
@@ -77,8 +69,8 @@ def train_run(
     force: bool = False,
     reporter: Reporter = SILENT,
     **options: Any,
-) -> TrainedRun:
-    """Train a new run and open it; the arguments are those of `halflabel.train`."""
+) -> RunFolder:
+    """Train a new run; the arguments are those of `halflabel.train`."""
     if isinstance(labels, str | Path):
         stated = {field.name: options.pop(field.name) for field in fields(Policy) if field.name in options}
         rows = read(labels, **stated).rows
@@ -97,7 +89,8 @@ def train_run(
     check_options(recipe(config.method), config.options)
     Assembly(config).check_fit(training, rows.training)
     run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
-    return _open(run, TrainingJob(rows, folder, config, run).start(reporter))
+    TrainingJob(rows, folder, config, run).start(reporter)
+    return run
 
 
 def choose_for(stats: Stats, training: Mapping[str, Any], method: str | None) -> Choice:
@@ -121,13 +114,14 @@ def continue_run(
     images: str | Path | None = None,
     force: bool = False,
     reporter: Reporter = SILENT,
-) -> TrainedRun:
-    """Train a run from a finished one and open it; the arguments are those of `halflabel.continue_training`."""
+) -> RunFolder:
+    """Train a run from a finished one; the arguments are those of `halflabel.continue_training`."""
     finished = RunFolder.open(run)
     new = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     rows = read(answers).rows if isinstance(answers, str | Path) else answers
     job = continue_training(finished, new, answers=rows, images=Path(images) if images is not None else None)
-    return _open(new, job.start(reporter))
+    job.start(reporter)
+    return new
 
 
 def make_config(
@@ -197,7 +191,3 @@ def check_options(chosen: Recipe, names: Collection[str]) -> None:
                 f"neither training nor the method {chosen.name} has an option {name!r}",
                 f"did you mean {close[0]}?" if close else hint,
             )
-
-
-def _open(run: RunFolder, evaluation: Evaluation | None) -> TrainedRun:
-    return TrainedRun(Model.open(run), evaluation, run.folder)
