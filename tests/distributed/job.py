@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,8 @@ def broken_off(folder: Path) -> list[str]:
 
 def run_command(words: list[str]) -> None:
     sys.argv = ["halflabel", *words]
-    cli.main()
+    with suppress(SystemExit):  # more commands follow
+        cli.main()
 
 
 def make_photos(folder: Path) -> None:

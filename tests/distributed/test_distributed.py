@@ -105,7 +105,7 @@ def test_the_label_state_is_exactly_the_same(two_processes: Path) -> None:
         assert decided
         for key in decided:
             assert torch.equal(expected[key], actual[key])
-            assert len(expected[key].unique()) > 2  # not all values are equal
+            assert len(expected[key].unique()) > 1  # not all values are equal
 
 
 @pytest.mark.filterwarnings("ignore:.* never starts in ")

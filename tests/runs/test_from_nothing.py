@@ -95,7 +95,7 @@ def test_names_stay_in_the_model_when_it_learns(run, photos: Path) -> None:
 def test_a_live_review_begins_with_the_names(run, photos: Path) -> None:
     review = open_live_review(RunFolder(run.folder), photos, 0.95)
     update = review.update([])
-    named = review.model.inputs.logits_of_names().sigmoid().numpy()
+    named = review.inputs.logits_of_names().sigmoid().numpy()
     np.testing.assert_allclose(update.probabilities, named, atol=1e-5)
     first = update.queue[:20]
     assert sum(question.is_control for question in first) == 10
