@@ -21,6 +21,7 @@ from halflabel.cli.options import (
     check_image_folder,
     check_needs,
     command,
+    free_name,
     option,
     option_words,
 )
@@ -34,7 +35,7 @@ from halflabel.filling import thresholds as fill_thresholds
 from halflabel.filling import undo as undo_fill
 from halflabel.images import stored_features
 from halflabel.labels import labels as label_rows
-from halflabel.questions.choose import FEWEST_ANSWERS, weigh_answers
+from halflabel.questions import choose
 from halflabel.runs import folder as run_folder
 from halflabel.system import distributed
 from halflabel.system.files import read_json
@@ -104,7 +105,7 @@ def fill(
     rows = read(labels).rows if labels is not None else None
     people = opened.read_answers()
     if answers is not None:
-        people = weigh_answers(read(answers).rows, opened.asked, opened.control)
+        people = choose.weigh_answers(read(answers).rows, opened.asked, opened.control)
     given: dict[str, Any] = {"out": out, "labels": labels, "rules": rules, "all_photos": all_photos}
     given |= {"only_filled": not complete, "confidence": None if confidence == _CONFIDENCE else confidence}
     given |= {} if labels is None else read.given
@@ -208,7 +209,7 @@ def _refuse(
     run, images = asking.run.folder, asking.images
     learn = words_after_review(run, images) if has_answers else ["review", run, images]
     fix = f"let the model learn from answers first:  {join_command(*learn)}"
-    if error.count >= FEWEST_ANSWERS:
+    if error.count >= choose.FEWEST_ANSWERS:
         command = join_command("fill", run, images, *option_words({"precision": error.precision, **given}))
         fix += f"\n   or: {command}  ({error.count} labels are probable enough for that)"
     raise UserError(error.message, fix) from None
@@ -217,8 +218,8 @@ def _refuse(
 def _show_how_to_answer(asking: fill_run.ControlQuestions, reason: str) -> None:
     number = len(asking.asked())
     enough = (
-        f"{FEWEST_ANSWERS} are enough to begin, and with more, more can be filled"
-        if number > FEWEST_ANSWERS
+        f"{choose.FEWEST_ANSWERS} are enough to begin, and with more, more can be filled"
+        if number > choose.FEWEST_ANSWERS
         else "all of them are needed"
     )
     console.print(
@@ -375,11 +376,3 @@ def remembered_fill(run: run_folder.RunFolder) -> dict[str, Any]:
         if isinstance(options.get("precision", 0.95), float) and isinstance(options.get("out", ""), str):
             return options
     return {}
-
-
-def free_name(path: Path) -> Path:
-    """Return the path, or the first of NAME-2, NAME-3, … that does not exist."""
-    number, free = 2, path
-    while free.exists():
-        number, free = number + 1, path.with_stem(f"{path.stem}-{number}")
-    return free

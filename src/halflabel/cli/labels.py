@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.text import Text
 
 from halflabel.cli import app, show
-from halflabel.cli.fill import free_name
 from halflabel.cli.options import (
     ExcelSafe,
     Force,
@@ -20,6 +19,7 @@ from halflabel.cli.options import (
     argument,
     check_free,
     command,
+    free_name,
     option,
     option_words,
 )

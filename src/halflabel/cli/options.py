@@ -419,6 +419,14 @@ def is_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def free_name(path: Path) -> Path:
+    """Return the path, or the first of NAME-2, NAME-3, … that does not exist."""
+    number, free = 2, path
+    while free.exists():
+        number, free = number + 1, path.with_stem(f"{path.stem}-{number}")
+    return free
+
+
 def check_free(out: Path | None, force: bool) -> None:
     """Refuse to overwrite a file without --force."""
     if out is not None and out.exists() and not force:

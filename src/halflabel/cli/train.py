@@ -35,7 +35,7 @@ from halflabel.fitting import auto, callbacks
 from halflabel.fitting.config import COMMON, Config
 from halflabel.images import sources
 from halflabel.methods import base
-from halflabel.questions.choose import weigh_answers
+from halflabel.questions import choose
 from halflabel.runs import folder as run_folder
 from halflabel.runs import from_nothing, new_run
 from halflabel.runs import train as runs_train
@@ -193,7 +193,7 @@ def _continue(
     run = distributed.run_on_main(lambda: run_folder.RunFolder.create(target, force=force))
     rows = finished.read_answers()
     if answers is not None:
-        rows = weigh_answers(read(answers).rows, finished.asked, finished.control)
+        rows = choose.weigh_answers(read(answers).rows, finished.asked, finished.control)
     if rows is not None:
         present, absent = (int((rows.value == value).sum()) for value in (1, -1))
         console.print(
