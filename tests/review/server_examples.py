@@ -18,10 +18,10 @@ PORT = 8765
 
 
 def client_of(
-    session: ReviewSession, thumbnails: Thumbnails, host: str = "127.0.0.1", base: str = "127.0.0.1"
+    session: ReviewSession, thumbnails: Thumbnails, host: str = "127.0.0.1", base: str = "127.0.0.1", maps=None
 ) -> TestClient:
     layout = thumbnails.folder / "map.npz"
-    app = make_app(session, thumbnails, token=TOKEN, host=host, port=PORT, layout=layout)
+    app = make_app(session, thumbnails, maps, token=TOKEN, host=host, port=PORT, layout=layout)
     return TestClient(app, base_url=f"http://{base}:{PORT}", headers={TOKEN_HEADER: TOKEN})
 
 

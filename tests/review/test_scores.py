@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
 from halflabel.questions.next import next_questions
+from halflabel.review.thumbnails import ClassMaps, ImageUnavailable, Thumbnails
 from halflabel.runs import crossfit
 from halflabel.runs import scores as score_cache
 from halflabel.runs.folder import RunFolder
@@ -63,6 +65,33 @@ def small(tmp_path_factory):
     table = Table.from_dense(samples.labels, names, CLASSES)
     config = Config(method="bce", size=SIZE, epochs=1, images=str(folder / "images"))
     return untrained(folder, config, table), folder / "images"
+
+
+def test_class_maps_have_the_shape_of_the_photo_and_empty_ones_are_reported(small, monkeypatch) -> None:
+    from halflabel.features import class_maps
+
+    run, images = small
+    thumbnails = Thumbnails(images, [f"train-{k:06}.png" for k in range(24)])
+    cells = np.full((1, 1, 2, 2), -1.0, np.float32)
+    monkeypatch.setattr(class_maps, "compute_class_maps", lambda *_: cells)
+    assert ClassMaps(run.folder, thumbnails).png(0, 3) is None
+    cells[0, 0, 0, 1] = 2.0  # hot on the right, above
+    png = ClassMaps(run.folder, thumbnails).png(0, 3)
+    alpha = np.asarray(Image.open(io.BytesIO(png)).convert("RGBA").getchannel("A"))
+    assert alpha.shape == (128, 256)
+    assert alpha.argmax() % 256 > 128
+    assert alpha.max() == 180
+    assert alpha[127, 0] == 0
+    with pytest.raises(ImageUnavailable):
+        ClassMaps(run.folder, thumbnails).png(99, 3)
+
+
+def test_maps_come_from_the_model(small) -> None:
+    run, images = small
+    maps = ClassMaps(run.folder, Thumbnails(images, [f"train-{k:06}.png" for k in range(24)]))
+    shown = [png for column in range(10) if (png := maps.png(1, column))]
+    assert shown
+    assert all(Image.open(io.BytesIO(png)).size == (256, 256) for png in shown)
 
 
 def test_scores_are_those_of_the_predictor_and_are_cached(small, monkeypatch) -> None:

@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
-from server_examples import ask, step
+from server_examples import ask, client_of, step
 
 from halflabel.errors import UserError
 from halflabel.labels.answers import Answer
 from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT
 from halflabel.review.team_answers import estimate_share
+from halflabel.review.thumbnails import ImageUnavailable, Thumbnails
 from halflabel.system.intervals import wilson
 
 
@@ -234,3 +235,18 @@ def test_answers_are_exported_as_labels(client, session) -> None:
     assert lines[0] == "image,class,value,source,inclusion_weight,who,at"
     assert len(lines) == 3
     assert all(line.split(",")[3] == "person:me" and ",me," in line for line in lines[1:])
+
+
+def test_a_class_seen_nowhere_is_an_answer_and_not_a_fault(project, session) -> None:
+    class Cold:
+        def png(self, image: int, column: int) -> bytes | None:
+            if column:
+                return None
+            raise ImageUnavailable("damaged")
+
+    client = client_of(session, Thumbnails(project.images, session.scored.paths), maps=Cold())
+    shown = ask(client)[0]
+    reply = client.get(f"/api/map/{shown['image']}/1")
+    assert (reply.status_code, list(reply.json())) == (200, ["nothing"])
+    assert client.get(f"/api/map/{shown['image']}/0").status_code == 404
+    assert client.get(f"/api/map/{shown['image']}/999").status_code == 404

@@ -255,6 +255,7 @@ def _serve(run: run_folder.RunFolder, images: Path, questions: Path | None, plac
         app = server.make_app(
             session,
             thumbnails,
+            review_thumbnails.ClassMaps(run.folder, thumbnails) if run.weights.exists() else None,
             token=token,
             host=page.host,
             port=number,

@@ -20,7 +20,7 @@ from halflabel.labels.labels import WEIGHT_COLUMN
 from halflabel.review.live_process import LiveLoop
 from halflabel.review.photo_map import PhotoMap
 from halflabel.review.session import ReviewSession
-from halflabel.review.thumbnails import ImageUnavailable, Thumbnails
+from halflabel.review.thumbnails import ClassMaps, ImageUnavailable, Thumbnails
 
 try:
     from fastapi import FastAPI, Header, Query, Request, Response
@@ -106,6 +106,7 @@ class AnswerSteps(_StrictModel):
 def make_app(
     session: ReviewSession,
     thumbnails: Thumbnails,
+    maps: ClassMaps | None = None,
     *,
     token: str,
     host: str,
@@ -130,7 +131,7 @@ def make_app(
 
     @get("/api/state")
     def state(who: Reviewer = "") -> dict[str, Any]:
-        about: dict[str, Any] = {"project": session.project, "run": session.run}
+        about: dict[str, Any] = {"project": session.project, "run": session.run, "maps": maps is not None}
         about |= {"who": session.who, "asks_name": session.asks_name}
         return about | progress(who) | {"labels": session.classes}
 
@@ -206,15 +207,26 @@ def make_app(
             live.fit_now() if step == "fit" else live.finish_now()
             return live.state()
 
-    @get("/api/image/{public}")
-    def image(public: str, size: Literal["small", "large"] = "large") -> Response:
+    def picture(public: str, make: Callable[[int], bytes | None], kind: str) -> Response:
         index = session.image(public)
         if index is None:
             return JSONResponse({"error": "no such image"}, 404)
         try:
-            return Response(thumbnails.jpeg(index, size), media_type="image/jpeg")
+            made = make(index)
         except ImageUnavailable as error:
             return JSONResponse({"error": str(error)}, 404)
+        # Not 404, which browsers log as an error.
+        return JSONResponse({"nothing": "it is seen nowhere"}) if made is None else Response(made, media_type=kind)
+
+    @get("/api/image/{public}")
+    def image(public: str, size: Literal["small", "large"] = "large") -> Response:
+        return picture(public, lambda index: thumbnails.jpeg(index, size), "image/jpeg")
+
+    @get("/api/map/{public}/{column}")
+    def class_map(public: str, column: int) -> Response:
+        if maps is None or not 0 <= column < len(session.classes):
+            return JSONResponse({"error": "no such map"}, 404)
+        return picture(public, lambda index: maps.png(index, column), "image/png")
 
     photo_map = PhotoMap(session, layout)
 

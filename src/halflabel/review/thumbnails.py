@@ -1,4 +1,4 @@
-"""Images for the review page: small copies of photos. Only files inside the image folder are read."""
+"""Images for the review page: small copies of photos, and class maps. Only files inside the image folder are read."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from halflabel.images.decode import BadImage, read_pixels
+from halflabel.errors import UserError
+from halflabel.images.decode import BadImage, read_image, read_pixels
 from halflabel.images.pack.read import is_pack
+
+if TYPE_CHECKING:
+    from halflabel.runs.model import Model
 
 SIZES = {"small": 320, "large": 1024}  # longer side in pixels
 _MAX_DECODING = 4  # photos decoded at the same time
-_KEPT_PHOTOS = 400  # in memory: large photos have about 200 kB
+_KEPT_PHOTOS, _KEPT_MAPS = 400, 1000  # in memory: large photos have about 200 kB, maps 10 kB
+_MAP_SIDE = 256  # longer side of a class map in pixels
 
 
 class ImageUnavailable(Exception):
@@ -66,3 +72,29 @@ class Thumbnails:
             picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
             picture.save(stream, "JPEG", quality=88)  # without metadata
         return stream.getvalue()
+
+
+class ClassMaps:
+    """Where a model sees a class, as transparent images over the photos; the model is opened at the first request."""
+
+    def __init__(self, run: Path, thumbnails: Thumbnails) -> None:
+        self.run, self.thumbnails = run, thumbnails
+        self.png = lru_cache(_KEPT_MAPS)(self._make)
+        self._model: Model | None = None
+        self._lock = threading.Lock()  # one at a time, as the model uses all cores
+
+    def _make(self, image: int, column: int) -> bytes | None:
+        """Return the map of a photo in its aspect ratio, scaled to its own maximum; None if nothing supports the class."""
+        from halflabel.features.class_maps import heat_png, photo_heat_maps
+        from halflabel.runs.model import Model
+
+        try:
+            pixels = read_image(self.thumbnails.path(image))
+            with self._lock:
+                model = self._model = self._model or Model.open(self.run)
+                (heat,) = photo_heat_maps(model.network, model.views["plain"], pixels, [column], _MAP_SIDE)
+        except BadImage as error:
+            raise ImageUnavailable(error.reason) from None
+        except UserError as error:
+            raise ImageUnavailable(error.message) from None
+        return heat_png(heat) if heat.any() else None

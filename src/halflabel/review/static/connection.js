@@ -77,7 +77,7 @@ export async function call(path, body) {
 
 const images = new Map(); // address -> promise of a blob URL of the decoded image
 
-function loadImage(address) {
+export function loadImage(address) {
   let loading = images.get(address);
   if (loading) images.delete(address); // inserted again at the end: most recently used
   else {

@@ -3,7 +3,7 @@ import { $, shorten, announce, setView, view } from "/screen.js";
 import { tab } from "/tab.js";
 import { Refused, startSending, call, retry, isReady, undoLast, token, wantedClass } from "/connection.js";
 import { release, shownEntries, showProgress, showWaiting, showStopped } from "/questions.js";
-import { advance, answerSingle, renewQueue, clearSingle, singleQuestions, restoreSingle } from "/single.js";
+import { advance, answerSingle, renewQueue, clearSingle, singleQuestions, enableMaps, restoreSingle } from "/single.js";
 import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid, setOrigin, showAlike } from "/grid.js";
 import { answerFocused, openGallery, restoreCards } from "/gallery.js";
 import { follow, startLive } from "/live.js";
@@ -101,6 +101,7 @@ document.addEventListener("keydown", (event) => {
   else if (key === "x" && (view === "one" || view === "photo")) toggleZoom($(view === "one" ? "photo" : "photo-large"));
   else if (key === "a" && view === "grid") $("grid-all").click();
   else if (key === "l" && view === "grid") handled = showAlike();
+  else if (key === "m" && view === "one") $("map").click();
   else if (key === "c" && view === "one") $("score").click();
   else if (key === "i" && view === "grid") $("grid-flip").click();
   else if (key === "Enter" && view === "grid" && !$("view-grid").hidden && !event.target.closest?.("button:not(.tile), a")) saveGrid();
@@ -144,6 +145,7 @@ async function start() {
   const first = advance();
   try {
     const state = await retry(async () => (await call("/api/state")).json(), () => true, showWaiting);
+    enableMaps(state.maps);
     $("title").textContent = state.run ? `Review: ${state.run}` : "Review";
     document.title = `${state.run || "halflabel"} · review`;
     showProgress(state);

@@ -1,6 +1,6 @@
 // One question at a time; the next questions and photos are fetched in advance.
 import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly, toggle, view } from "/screen.js";
-import { answer, retry, isReady, largePhoto, reason, reviewer } from "/connection.js";
+import { Refused, answer, retry, isReady, largePhoto, loadImage, reason, reviewer } from "/connection.js";
 import { fetchQuestions, showFinished, modelOpinion, release, shownEntries, showWaiting, showStopped } from "/questions.js";
 
 const AHEAD = 8; // questions fetched in advance, with their photos
@@ -11,6 +11,8 @@ let fetching = null; // promise of the request under way
 let fetchError = null; // why the request under way has failed so far
 let exhausted = false; // no question is left for these filters
 let listVersion = 0; // increases when the filters change, so that late replies are recognised
+let hasMaps = false;
+let showsMap = false;
 let showsScore = false;
 
 /** The questions that are reserved for this view. */
@@ -103,6 +105,7 @@ export async function advance() {
     if (!isCurrent()) return;
     const alt = `Photo ${question.name}`;
     $("photo").replaceChildren(el("img", { src: url, alt, draggable: "false" }));
+    if (showsMap) showMap(question);
   } catch (error) {
     if (!isCurrent()) return;
     if (error.status === 401) return showStopped(error);
@@ -143,9 +146,36 @@ function flash(button) {
   setTimeout(() => button.classList.remove("pressed"), 120);
 }
 
+// ---- the opinion of the model
+
+export function enableMaps(has) {
+  hasMaps = has;
+  $("map").hidden = !has;
+}
+
+async function showMap(question) {
+  $("photo").querySelector(".map")?.remove();
+  if (!showsMap || !hasMaps) return;
+  try {
+    const slow = setTimeout(() => announce("Loading the model…"), 300);
+    const url = await loadImage(`/api/map/${question.image}/${question.column}`).finally(() => clearTimeout(slow));
+    if (question !== current || !showsMap) return;
+    announce(`The model sees ${shorten(question.class)} in the coloured areas.`);
+    $("photo").append(el("img", { src: url, class: "map", alt: "" }));
+  } catch (error) {
+    const why = error instanceof Refused ? error.message : "no reply";
+    if (question === current) announce(`Where is ${shorten(question.class)}? ${why[0].toUpperCase()}${why.slice(1)}.`);
+  }
+}
+
 for (const button of document.querySelectorAll("#answers button")) {
   button.addEventListener("click", () => answerSingle(Number(button.dataset.value)));
 }
+$("map").addEventListener("click", () => {
+  showsMap = !showsMap;
+  toggle($("map"), showsMap);
+  if (current) showMap(current);
+});
 $("score").addEventListener("click", () => {
   showsScore = !showsScore;
   toggle($("score"), showsScore);
