@@ -84,7 +84,7 @@ class ClassMaps:
         self._lock = threading.Lock()  # one at a time, as the model uses all cores
 
     def _make(self, image: int, column: int) -> bytes | None:
-        """Return the map of a photo in its aspect ratio, scaled to its own maximum; None if nothing supports the class."""
+        """Return the map of a photo in its aspect ratio, scaled to its maximum; None if nothing supports the class."""
         from halflabel.features.class_maps import heat_png, photo_heat_maps
         from halflabel.runs.model import Model
 
