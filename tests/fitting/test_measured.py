@@ -79,3 +79,9 @@ def test_the_configuration_names_what_was_taken_and_gives_it_again(data):
         Labels.of(Table.from_dense(dense)), inputs, dataclasses.replace(first.config, candidates=""), start=again
     )
     assert more.config.averaged_with == first.config.averaged_with
+
+
+def test_each_method_states_its_time():
+    members, measured = choose_members(scored([2, 3]), [1.5, 0.25])
+    assert [each.seconds for each in measured] == [1.5, 0.25, 0.0]
+    assert [line.endswith(" s") for line in measured_lines(measured, ["bce", "an"], members)][:2] == [True, True]

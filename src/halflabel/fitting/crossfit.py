@@ -6,6 +6,7 @@ One call fits the whole frozen recipe: normalisation, strength of regularisation
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -218,6 +219,7 @@ def crossfit(
         if strength is None:
             choices = []
             choose = _choose_strength_by_sample if is_large else _choose_strength
+            times = [time.perf_counter()]
             for each in bases:
                 attempt = replace(task, make_methods=make_methods[:1], basis=each, scored={})
                 choices.append((*choose(attempt), attempt))
@@ -226,10 +228,12 @@ def crossfit(
             if len(make_methods) > 1:
                 attempts_of_all = [(strength, task)]
                 for make in make_methods[1:]:
+                    times.append(time.perf_counter())
                     attempt = replace(task, make_methods=[make], scored={}, heads=[])
                     attempts_of_all.append((choose(attempt)[0], attempt))
                 if measure:
-                    members, measured = choose_members([attempt.judged for _, attempt in attempts_of_all])
+                    seconds = np.diff([*times, time.perf_counter()]).tolist()
+                    members, measured = choose_members([attempt.judged for _, attempt in attempts_of_all], seconds)
                 strength, task = _average([attempts_of_all[member] for member in members])
         if not len(task.out_of_fold):
             task.out_of_fold = _score_folds(task, _solvers(task), strength)

@@ -22,16 +22,19 @@ class Measured(NamedTuple):
     quality: float
     gain: float  # mean over classes of the difference to the average of all
     error: float  # its standard error
+    seconds: float = 0.0  # of a method alone
 
     @property
     def is_better(self) -> bool:
         return self.gain > _ERRORS * self.error
 
 
-def choose_members(scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[int, ...], list[Measured]]:
+def choose_members(
+    scored: Sequence[tuple[Tensor, Tensor]], seconds: Sequence[float] = ()
+) -> tuple[tuple[int, ...], list[Measured]]:
     """Return the numbers of the methods to average, one or several, and what was measured.
 
-    `scored` holds logits (N, C) and labels of each method. The average of all is taken,
+    `scored` holds logits (N, C) and labels of each method, which took so many `seconds`. The average of all is taken,
     unless another choice is better by 2 standard errors, from the differences of the classes: few labels tell methods
     apart badly.
     """
@@ -44,7 +47,8 @@ def choose_members(scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[int, 
             gains = (of_classes - of_all)[~torch.isnan(of_classes)]
             error = float(gains.std()) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
             gain = float(gains.mean()) if len(gains) else 0.0
-            measured.append(Measured(members, mean_known(of_classes), gain, error))
+            took = seconds[members[0]] if seconds and not size else 0.0
+            measured.append(Measured(members, mean_known(of_classes), gain, error, took))
     better = [each for each in measured if each.is_better]
     return max(better, key=lambda each: each.quality, default=measured[-1]).members, measured
 
@@ -62,7 +66,8 @@ def measured_lines(measured: Sequence[Measured], names: Sequence[str], taken: Se
         if 1 < len(each.members) < len(names):
             name = "average of " + " and ".join(names[member] for member in each.members)
         difference = "" if each == measured[-1] else f", {100 * each.gain:+.1f} ± {200 * each.error:.1f} against all"
-        lines.append(f"{'→' if is_taken else ' '} {name}: {100 * each.quality:.1f}{difference}")
+        took = f", {each.seconds:.1f} s" if each.seconds else ""
+        lines.append(f"{'→' if is_taken else ' '} {name}: {100 * each.quality:.1f}{difference}{took}")
     return lines
 
 
