@@ -6,7 +6,7 @@ import csv
 
 import numpy as np
 import pytest
-from command_line import done, flat, refused
+from command_line import done, refused
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
@@ -52,8 +52,7 @@ def test_next_asks_where_a_teacher_differs(project, tmp_path) -> None:
         writer.writerow(("elsewhere.png", "4", 0.5, 0))
         writer.writerow((scored.table.images[7], "", "", ""))  # an image that could not be read
     out = tmp_path / "q.csv"
-    text = flat(done("next", project.run.folder, project.images, "--disagree", teacher, "--out", out))
-    assert "disagreement" in text
+    done("next", project.run.folder, project.images, "--disagree", teacher, "--out", out)
     with open(out, newline="") as file:
         rows = list(csv.DictReader(file))
     assert {(row["image"], row["class"]) for row in rows} <= {

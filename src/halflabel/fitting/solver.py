@@ -135,6 +135,7 @@ class LinearSolver:
         self.rounds = 1 if method.relabel.is_static else ROUNDS
         classes = len(table.classes)
         self.head = _PreconditionedLinear(features.shape[1] - (0 if trust is None else classes), classes)
+        self.is_scaled = variance is not None
         self.variance = torch.ones_like(self.head.scale) if variance is None else variance
         if trust is not None:
             self.head.trust.copy_(trust)
@@ -194,7 +195,11 @@ class LinearSolver:
     def _start_from_bce(self, strength: float, iterations: int | None) -> None:
         if self.base is None:
             trust = self.head.trust if self.features.shape[1] > len(self.head.scale) else None
-            same: dict[str, Any] = {"variance": self.variance, "tolerance": self.tolerance, "trust": trust}
+            same: dict[str, Any] = {
+                "variance": self.variance if self.is_scaled else None,
+                "tolerance": self.tolerance,
+                "trust": trust,
+            }
             self.base = LinearSolver(cross_entropy(), self.features, self.table, **same)
         self.base.fit(strength, iterations)
         self.head.rescale(self.base.head.scale)
@@ -249,7 +254,8 @@ class LinearSolver:
             charge = float(self.method.reduce((targets.pos + targets.neg).float(), targets))
         if not charge > 0:  # nothing is known: every solution is as good
             return
-        self.head.rescale((_CURVATURE * self.variance + strength).rsqrt())
+        if self.is_scaled:
+            self.head.rescale((_CURVATURE * self.variance + strength).rsqrt())
         factor = len(self.table.classes) / charge
         optimizer = torch.optim.LBFGS(
             [self.head.steps, self.head.bias],
