@@ -93,6 +93,8 @@ def build_page(
     ]
     method = str(config.get("method", "?"))
     summary = method_summary(method)
+    if others_of_average := config.get("averaged_with"):
+        method, summary = f"average of {method}, {others_of_average}", ""
     cards = []
     for shown in shown_metrics(results.overall) if results is not None else ():
         interval = f"95 % interval {shown.interval}; " if shown.interval else ""
