@@ -44,8 +44,8 @@ from fault_injection import (
 IMAGES = 96
 WORDS = [
     "--method", "curriculum", "--backbone", "tiny", "--size", "32", "--set", "device=cpu", "--tune", "all",
-    "--set", "linear_init=2", "--epochs", "4", "--batch-size", "8", "--save-every", "2", "--set", "ema=0.9",
-    "--max-bad", "0.05", "--lr", "0.01", "--theta", "0.2",
+    "--epochs", "6", "--batch-size", "8", "--save-every", "2", "--set", "ema=0.9",
+    "--max-bad", "0.05", "--lr", "0.01", "--set", "theta=0.2",
 ]  # fmt: skip
 TIMES = ("seconds", "images_per_s")
 
@@ -168,7 +168,7 @@ class Soak:
         for name, times in sorted(by_place.items()):
             self.rows.append(Row(name, times, "resumed", True))
 
-    def killed_run(self, phase: str = "step", call: int = 45) -> Path:
+    def killed_run(self, phase: str = "step", call: int = 25) -> Path:
         """A run that was killed: by default in the steps of the whole network, after labels were added."""
         place, called, _, after = fault_places()[phase]
         run = self.new()
@@ -205,7 +205,7 @@ class Soak:
         self.expect_same_result("a byte of the cache flipped", run)
 
     def flipped_partial_cache(self) -> None:
-        run = self.killed_run("cache: an image block", 5)
+        run = self.killed_run("cache: an image block", 2)
         flip_byte(next(run.parent.glob("cache/*/values.npy")), 0.2)
         self.expect_same_result("a byte of the half-built cache flipped", run)
 
@@ -215,7 +215,7 @@ class Soak:
         self.expect_same_result("the cache removed", run)
 
     def damaged_log(self) -> None:
-        run = self.killed_run(call=46)
+        run = self.killed_run(call=30)
         (run / "log.jsonl").write_text('{"epoch": 1, "loss"')
         self.expect_same_result("the log cut short", run)
 
